@@ -1,0 +1,4 @@
+//! EROFS as the kernel reads it: the on-disk structures, planning and writing an image, and a reader that never
+//! panics on any bytes.
+
+pub mod format;

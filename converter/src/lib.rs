@@ -1,0 +1,6 @@
+//! OCI image layers to EROFS: a metadata image and a data blob for each layer.
+
+pub mod entry;
+pub mod erofs;
+pub mod manifest;
+pub mod read_at;

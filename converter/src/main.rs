@@ -1,0 +1,2 @@
+//! `dsec-convert`: see `dsec-convert --help`.
+fn main() {}

@@ -1,0 +1,12 @@
+//! Blobs by digest.
+//!
+//! [`digest`] is the one name for content in the workspace; [`store_dir`] is a store that is a directory (a local
+//! disk or a mounted 3FS): immutable blobs, and refs that are replaced by rename.
+
+pub mod digest;
+pub mod refname;
+pub mod store_dir;
+
+pub use digest::{Digest, DigestError, Hasher};
+// pub use refname::{RefName, RefNameError};
+// pub use store_dir::{Staged, StoreDir, StoreError};

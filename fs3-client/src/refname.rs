@@ -1,0 +1,1 @@
+//! Image names as people write them: `name:tag`.

@@ -1,0 +1,2 @@
+//! `layerd`.
+fn main() {}
