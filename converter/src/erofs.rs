@@ -2,3 +2,4 @@
 //! panics on any bytes.
 
 pub mod format;
+pub mod xattr;

@@ -2,5 +2,8 @@
 
 pub mod entry;
 pub mod erofs;
+pub mod extent;
+pub mod hash;
 pub mod manifest;
 pub mod read_at;
+pub mod tree;

@@ -1,0 +1,131 @@
+//! Where a regular file's contents are.
+
+/// The contents of a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileData {
+    /// No bytes.
+    Empty,
+    /// A small file: its bytes are in the spool and go beside the inode.
+    Inline {
+        /// Offset in the spool.
+        at: u64,
+        /// Length in bytes.
+        len: u32,
+    },
+    /// Chunks of a fixed power-of-two size.
+    Chunked(Chunked),
+}
+
+impl FileData {
+    /// Length in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::Inline { len, .. } => *len as u64,
+            Self::Chunked(c) => c.size,
+        }
+    }
+}
+
+/// A file in chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunked {
+    /// Length in bytes; the last chunk may be shorter than the others.
+    pub size: u64,
+    /// log2 of the chunk size in bytes, at least 12.
+    pub chunk_bits: u8,
+    /// First run in [`Runs`].
+    pub first: u32,
+    /// Number of runs.
+    pub count: u32,
+}
+
+impl Chunked {
+    /// Number of chunks.
+    #[must_use]
+    pub const fn chunks(&self) -> u64 {
+        self.size.div_ceil(1 << self.chunk_bits)
+    }
+}
+
+/// Consecutive chunks of one file whose data is also consecutive on one device, or consecutive holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Number of chunks.
+    pub chunks: u32,
+    /// 1-based device; 0 for holes.
+    pub device: u16,
+    /// First block on the device; [`crate::erofs::format::NULL_BLOCK`] for holes.
+    pub block: u32,
+}
+
+/// The runs of all files of a layer.
+#[derive(Debug, Default)]
+pub struct Runs {
+    runs: Vec<Run>,
+}
+
+impl Runs {
+    /// The runs of one file.
+    ///
+    /// # Panics
+    /// When `file` is of another layer.
+    #[must_use]
+    pub fn of(&self, file: &Chunked) -> &[Run] {
+        &self.runs[file.first as usize..][..file.count as usize]
+    }
+
+    /// The runs of one file, to be changed.
+    ///
+    /// # Panics
+    /// When `file` is of another layer.
+    pub fn of_mut(&mut self, file: &Chunked) -> &mut [Run] {
+        &mut self.runs[file.first as usize..][..file.count as usize]
+    }
+
+    /// Index that the next run will get.
+    ///
+    /// # Panics
+    /// When there are 2^32 runs.
+    #[must_use]
+    pub fn next(&self) -> u32 {
+        u32::try_from(self.runs.len()).expect("fewer than 2^32 runs")
+    }
+
+    /// Appends one chunk to the file whose runs start at `first`, joining it to the last run where it continues it.
+    pub fn push(&mut self, first: u32, device: u16, block: u32, blocks_a_chunk: u32) {
+        use crate::erofs::format::NULL_BLOCK;
+        if self.runs.len() > first as usize
+            && let Some(last) = self.runs.last_mut()
+            && last.device == device
+            && last.chunks < u32::MAX
+            && (if block == NULL_BLOCK {
+                last.block == NULL_BLOCK
+            } else {
+                last.block != NULL_BLOCK
+                    && u64::from(last.block) + u64::from(last.chunks) * u64::from(blocks_a_chunk) == u64::from(block)
+            })
+        {
+            last.chunks += 1;
+        } else {
+            self.runs.push(Run { chunks: 1, device, block });
+        }
+    }
+
+    /// Appends `chunks` holes.
+    pub fn push_holes(&mut self, first: u32, mut chunks: u64) {
+        use crate::erofs::format::NULL_BLOCK;
+        while chunks > 0 {
+            let extend = self.runs.len() > first as usize
+                && self.runs.last().is_some_and(|last| last.block == NULL_BLOCK && last.chunks < u32::MAX);
+            if !extend {
+                self.runs.push(Run { chunks: 0, device: 0, block: NULL_BLOCK });
+            }
+            let last = self.runs.last_mut().expect("one was pushed");
+            let take = chunks.min(u64::from(u32::MAX - last.chunks));
+            last.chunks += u32::try_from(take).expect("at most u32::MAX");
+            chunks -= take;
+        }
+    }
+}

@@ -1,0 +1,727 @@
+//! From entries in source order to a [`Tree`].
+//!
+//! The rules are those of extraction into an empty directory, whose later layers know nothing of it: an entry replaces
+//! what had its path before (a directory over a directory keeps the contents), symbolic links among a path's parents
+//! are followed inside the layer's own root, missing parents are made. Whiteouts are collected apart and placed at
+//! the end, so that the order of entries does not matter (W01). [`crate::design`] has the reasons.
+
+use super::whiteout::{Meaning, meaning};
+use super::xattrs::{SetId, XattrSets, unrepresentable};
+use super::{Directory, Edge, Inode, InodeId, Kind, NO_INODE, ROOT, Tree};
+use crate::entry::{Entry, EntryKind, Timestamp, Warning, Xattr, printable};
+use crate::erofs::format::encode_device;
+use crate::extent::FileData;
+use crate::manifest::OverlayXattrs;
+use hashbrown::HashTable;
+use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+/// Longest name of one path component, in bytes (`NAME_MAX`).
+const NAME_MAX: usize = 255;
+/// Longest text of a symbolic link, in bytes (`PATH_MAX` less the NUL).
+const SYMLINK_MAX: usize = 4095;
+/// Most symbolic links followed for one path, as the kernel's `MAXSYMLINKS`.
+const FOLLOW_MAX: u32 = 40;
+
+/// What building a tree can be told.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Whether `.wh.*` names are whiteouts (layers) or ordinary names (a plain directory).
+    pub whiteouts: bool,
+    /// Namespace for overlayfs' own attributes.
+    pub overlay: OverlayXattrs,
+    /// Most inodes in a layer.
+    pub max_inodes: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { whiteouts: true, overlay: OverlayXattrs::Trusted, max_inodes: 1 << 23 }
+    }
+}
+
+/// Why an entry cannot be part of a tree. All of these are faults of the layer.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// The path or link leaves the layer's root.
+    #[error("entry `{path}`: {what} has a `..` component, which could lead out of the image")]
+    Escapes {
+        /// Of the entry.
+        path: String,
+        /// `its path` or `its link target`.
+        what: &'static str,
+    },
+    /// A component is too long, or holds a NUL.
+    #[error("entry `{path}`: name `{name}` {what}")]
+    Name {
+        /// Of the entry.
+        path: String,
+        /// The component.
+        name: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A parent is not a directory.
+    #[error("entry `{path}`: its parent `{parent}` is not a directory in this layer")]
+    ParentNotDirectory {
+        /// Of the entry.
+        path: String,
+        /// The component that is something else.
+        parent: String,
+    },
+    /// Symbolic links lead in a circle.
+    #[error("entry `{path}`: more than {FOLLOW_MAX} symbolic links among its parents")]
+    SymlinkLoop {
+        /// Of the entry.
+        path: String,
+    },
+    /// Only a directory can be the root.
+    #[error("entry `{path}` would replace the root with something that is not a directory")]
+    Root {
+        /// As the source has it.
+        path: String,
+    },
+    /// An entry whose name is empty.
+    #[error("an entry has an empty name")]
+    EmptyName,
+    /// A whiteout of nothing.
+    #[error("entry `{path}` is a whiteout that names no file")]
+    InvalidWhiteout {
+        /// Of the entry.
+        path: String,
+    },
+    /// Hard link to a directory.
+    #[error("entry `{path}` is a hard link to the directory `{target}`")]
+    LinkToDirectory {
+        /// Of the entry.
+        path: String,
+        /// The link target.
+        target: String,
+    },
+    /// A symbolic link that is empty or longer than the kernel can follow.
+    #[error("entry `{path}`: a symbolic link of {len} bytes (must be 1 to {SYMLINK_MAX})")]
+    SymlinkLength {
+        /// Of the entry.
+        path: String,
+        /// Its length.
+        len: usize,
+    },
+    /// A device number that Linux does not have.
+    #[error("entry `{path}`: device {major}:{minor} is out of range (major to 4095, minor to 1048575)")]
+    Device {
+        /// Of the entry.
+        path: String,
+        /// Major number.
+        major: u64,
+        /// Minor number.
+        minor: u64,
+    },
+    /// Too many of something.
+    #[error("entry `{path}`: the layer has more than {limit} {what}")]
+    TooMany {
+        /// Of the entry.
+        path: String,
+        /// What is counted.
+        what: &'static str,
+        /// How many are allowed.
+        limit: u64,
+    },
+}
+
+/// What the caller has to do with an entry's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placed {
+    /// Store it; then give it to [`Builder::set_data`] for this inode.
+    File(InodeId),
+    /// There is none, or it belongs to nothing.
+    Nothing,
+}
+
+/// What a layer without its lowers could not settle.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Open {
+    /// Hard links to paths that the layer does not have: (inode of the pending link, target path).
+    pub links: Vec<(InodeId, Box<[u8]>)>,
+    /// Whether any directory, the root included, is there without an entry of its own.
+    pub implied: bool,
+}
+
+/// Takes entries, makes a tree.
+pub struct Builder {
+    options: Options,
+    inodes: Vec<Inode>,
+    edges: Vec<Edge>,
+    names: Vec<u8>,
+    index: HashTable<u32>,
+    hasher: RandomState,
+    xattrs: XattrSets,
+    whiteouts: Vec<Edge>,
+    warnings: Vec<Warning>,
+    /// The parent part of the last path and where it led; forgotten when anything is replaced.
+    last_parent: Option<(Vec<u8>, InodeId)>,
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder").field("inodes", &self.inodes.len()).finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    /// A layer with nothing but an implied root.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            inodes: vec![implied_directory(ROOT)],
+            edges: Vec::new(),
+            names: Vec::new(),
+            index: HashTable::new(),
+            hasher: RandomState::new(),
+            xattrs: XattrSets::default(),
+            whiteouts: Vec::new(),
+            warnings: Vec::new(),
+            last_parent: None,
+        }
+    }
+
+    /// Adds one entry.
+    ///
+    /// # Errors
+    /// When the entry cannot be part of any tree; the layer is then to be refused.
+    pub fn entry(&mut self, entry: Entry) -> Result<Placed, TreeError> {
+        let path = entry.path.clone();
+        let Some((parent, name)) = split_path(&path)? else {
+            return self.root_entry(entry);
+        };
+        if self.options.whiteouts && self.whiteout_entry(&path, &parent, name)? {
+            return Ok(Placed::Nothing);
+        }
+        let directory = self.directory_at(&path, &parent)?;
+        if let EntryKind::HardLink { target } = &entry.kind {
+            self.hard_link(&path, directory, name, target)?;
+            return Ok(Placed::Nothing);
+        }
+        let existing = self.lookup(directory, name);
+        if let EntryKind::Directory = entry.kind
+            && let Some(id) = existing.map(|e| self.edges[e as usize].inode)
+            && self.inodes[id as usize].kind.is_directory()
+        {
+            self.describe_directory(id, &path, entry);
+            return Ok(Placed::Nothing);
+        }
+        let is_file = matches!(entry.kind, EntryKind::Regular { .. });
+        let inode = self.new_inode(&path, directory, entry)?;
+        let id = self.push_inode(&path, inode)?;
+        self.put_name(&path, directory, name, id, existing)?;
+        let regular = matches!(self.inodes[id as usize].kind, Kind::Regular(_));
+        Ok(if is_file && regular { Placed::File(id) } else { Placed::Nothing })
+    }
+
+    /// Says where the contents of `inode` went.
+    pub fn set_data(&mut self, inode: InodeId, data: FileData) {
+        self.inodes[inode as usize].kind = Kind::Regular(data);
+    }
+
+    /// Length of the inline xattr area that `inode` would have if none of its attributes were shared.
+    #[must_use]
+    pub fn xattr_area(&self, inode: InodeId) -> usize {
+        crate::erofs::xattr::unshared_area(self.xattrs.get(self.inodes[inode as usize].xattrs))
+    }
+
+    /// What was odd so far.
+    pub fn take_warnings(&mut self) -> Vec<Warning> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// The tree, and what it leaves to the layers below.
+    #[must_use]
+    pub fn finish(mut self) -> (Tree, Open) {
+        self.settle_links();
+        let whiteout = self.place_whiteouts();
+        let mut tree = Tree {
+            inodes: self.inodes,
+            edges: self.edges,
+            names: self.names,
+            xattrs: self.xattrs,
+            whiteout,
+        };
+        tree.sort();
+        let open = tree.open();
+        (tree, open)
+    }
+
+    fn root_entry(&mut self, entry: Entry) -> Result<Placed, TreeError> {
+        match entry.kind {
+            EntryKind::Directory => {
+                let path = entry.path.clone();
+                self.describe_directory(ROOT, &path, entry);
+                Ok(Placed::Nothing)
+            }
+            _ if entry.path.is_empty() => Err(TreeError::EmptyName),
+            _ => Err(TreeError::Root { path: printable(&entry.path) }),
+        }
+    }
+
+    /// Handles every name with a whiteout's meaning; `true` when the entry is done with.
+    fn whiteout_entry(&mut self, path: &[u8], parent: &[&[u8]], name: &[u8]) -> Result<bool, TreeError> {
+        for component in parent {
+            match meaning(component) {
+                Meaning::Ordinary => {}
+                Meaning::Bookkeeping => return Ok(true),
+                _ => {
+                    self.warnings.push(Warning::new(path, "is inside a whiteout; left out"));
+                    return Ok(true);
+                }
+            }
+        }
+        match meaning(name) {
+            Meaning::Ordinary => return Ok(false),
+            Meaning::Bookkeeping => {}
+            Meaning::Invalid => return Err(TreeError::InvalidWhiteout { path: printable(path) }),
+            Meaning::Opaque => {
+                let id = self.directory_at(path, parent)?;
+                if let Kind::Directory(d) = &mut self.inodes[id as usize].kind {
+                    d.opaque = true;
+                }
+            }
+            Meaning::Whiteout(hidden) => {
+                let directory = self.directory_at(path, parent)?;
+                let edge = self.make_edge(path, directory, hidden, NO_INODE)?;
+                self.whiteouts.push(edge);
+            }
+        }
+        Ok(true)
+    }
+
+    fn describe_directory(&mut self, id: InodeId, path: &[u8], entry: Entry) {
+        let xattrs = self.intern(path, entry.xattrs);
+        let inode = &mut self.inodes[id as usize];
+        inode.mode = entry.mode & 0o7777;
+        inode.uid = entry.uid;
+        inode.gid = entry.gid;
+        inode.mtime = entry.mtime;
+        inode.xattrs = xattrs;
+        if let Kind::Directory(d) = &mut inode.kind {
+            d.implied = false;
+        }
+    }
+
+    fn new_inode(&mut self, path: &[u8], parent: InodeId, entry: Entry) -> Result<Inode, TreeError> {
+        let device = |major, minor| {
+            encode_device(major, minor).ok_or_else(|| TreeError::Device { path: printable(path), major, minor })
+        };
+        let mut mode = entry.mode & 0o7777;
+        let mut xattrs = self.intern(path, entry.xattrs);
+        let kind = match entry.kind {
+            EntryKind::Regular { .. } => Kind::Regular(FileData::Empty),
+            EntryKind::Directory => {
+                Kind::Directory(Directory { parent, opaque: false, implied: false, first: 0, count: 0 })
+            }
+            EntryKind::Symlink { target } => {
+                if target.is_empty() || target.len() > SYMLINK_MAX {
+                    return Err(TreeError::SymlinkLength { path: printable(path), len: target.len() });
+                }
+                // Linux has no permissions on symbolic links; what a tar says is never seen after extraction.
+                mode = 0o777;
+                Kind::Symlink(target.into_boxed_slice())
+            }
+            EntryKind::CharDevice { major: 0, minor: 0 } => {
+                xattrs = self.escape_whiteout_device(path, parent, xattrs);
+                Kind::Regular(FileData::Empty)
+            }
+            EntryKind::CharDevice { major, minor } => Kind::CharDevice(device(major, minor)?),
+            EntryKind::BlockDevice { major, minor } => Kind::BlockDevice(device(major, minor)?),
+            EntryKind::Fifo => Kind::Fifo,
+            EntryKind::Socket => Kind::Socket,
+            EntryKind::HardLink { target } => Kind::PendingLink(target.into_boxed_slice()),
+        };
+        Ok(Inode { kind, mode, uid: entry.uid, gid: entry.gid, mtime: entry.mtime, xattrs })
+    }
+
+    /// A real 0:0 device would be a whiteout of ours (X03). It becomes the kernel's other form of a whiteout, an empty
+    /// file with an xattr, escaped once: what an overlayfs *inside* the sandbox then takes for a whiteout again.
+    fn escape_whiteout_device(&mut self, path: &[u8], parent: InodeId, xattrs: SetId) -> SetId {
+        let prefix = self.options.overlay.prefix();
+        let mark = |what: &str| format!("{prefix}overlay.{what}").into_bytes();
+        self.warnings.push(Warning::new(
+            path,
+            "is a 0:0 character device, which overlayfs would take for a whiteout; kept as an empty file marked with \
+             the overlay.whiteout attribute",
+        ));
+        let directory = self.inodes[parent as usize].xattrs;
+        if !self.xattrs.get(directory).iter().any(|x| x.name == mark("opaque")) {
+            self.inodes[parent as usize].xattrs = self.xattrs.with(directory, &mark("opaque"), b"x");
+        }
+        self.xattrs.with(xattrs, &mark("whiteout"), b"")
+    }
+
+    /// Escapes overlayfs' own attributes, so that they mean in the sandbox what they meant in the source, and drops
+    /// those that EROFS has no place for.
+    fn intern(&mut self, path: &[u8], xattrs: Vec<Xattr>) -> SetId {
+        let prefix = self.options.overlay.prefix().as_bytes();
+        let mut kept = Vec::with_capacity(xattrs.len());
+        let mut area = 0;
+        for mut xattr in xattrs {
+            if let Some(rest) = xattr.name.strip_prefix(prefix) {
+                xattr.name = [prefix, b"overlay.", rest].concat();
+            }
+            area += 8 + xattr.name.len() + xattr.value.len();
+            let problem = unrepresentable(&xattr).or((area > MAX_XATTR_AREA).then_some("all together exceed 64 KiB"));
+            match problem {
+                None => kept.push(xattr),
+                Some(problem) => self.warnings.push(Warning::new(
+                    path,
+                    format!("extended attribute `{}` left out: {problem}", printable(&xattr.name)),
+                )),
+            }
+        }
+        self.xattrs.intern(kept)
+    }
+
+    fn hard_link(
+        &mut self,
+        path: &[u8],
+        directory: InodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<(), TreeError> {
+        let components = components_of(path, target, "its link target")?;
+        let existing = self.lookup(directory, name);
+        match self.find(path, &components)? {
+            Some(id) if self.inodes[id as usize].kind.is_directory() => {
+                Err(TreeError::LinkToDirectory { path: printable(path), target: printable(target) })
+            }
+            // The same name again (L01), or a second link where the first already is.
+            Some(id) if existing.is_some_and(|e| self.edges[e as usize].inode == id) => Ok(()),
+            Some(id) => self.put_name(path, directory, name, id, existing),
+            None => {
+                let kind = Kind::PendingLink(components.join(&b'/').into_boxed_slice());
+                let inode = Inode { kind, ..implied_directory(directory) };
+                let id = self.push_inode(path, inode)?;
+                self.put_name(path, directory, name, id, existing)
+            }
+        }
+    }
+
+    /// Gives pending links the inodes that came after them (L03). A link may lead to another pending link.
+    fn settle_links(&mut self) {
+        let mut pending: Vec<usize> = (0..self.edges.len())
+            .filter(|e| {
+                let inode = self.edges[*e].inode;
+                inode != NO_INODE && matches!(self.inodes[inode as usize].kind, Kind::PendingLink(_))
+            })
+            .collect();
+        loop {
+            let before = pending.len();
+            pending.retain(|edge| {
+                let Kind::PendingLink(target) = &self.inodes[self.edges[*edge].inode as usize].kind else {
+                    return false;
+                };
+                let target = target.clone();
+                let components: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
+                let found = self.find(b"", &components).ok().flatten();
+                match found.map(|id| (id, &self.inodes[id as usize].kind)) {
+                    None | Some((_, Kind::PendingLink(_) | Kind::Directory(_))) => true,
+                    Some((id, _)) => {
+                        self.edges[*edge].inode = id;
+                        false
+                    }
+                }
+            });
+            if pending.is_empty() || pending.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// Turns collected whiteouts into names of one 0:0 device, and marks directories opaque that were removed and
+    /// made again. Whiteouts under an opaque directory hide nothing and would show as ghosts (W06): they are dropped.
+    fn place_whiteouts(&mut self) -> Option<InodeId> {
+        let whiteouts = std::mem::take(&mut self.whiteouts);
+        let mut left = Vec::new();
+        for edge in whiteouts {
+            let name = self.name_of(&edge).to_vec();
+            match self.lookup(edge.directory, &name).map(|e| self.edges[e as usize].inode) {
+                None => left.push(edge),
+                Some(id) => {
+                    if let Kind::Directory(d) = &mut self.inodes[id as usize].kind {
+                        d.opaque = true;
+                    }
+                }
+            }
+        }
+        let mut whiteout = None;
+        for mut edge in left {
+            let name = self.name_of(&edge).to_vec();
+            if self.under_opaque(edge.directory) || self.lookup(edge.directory, &name).is_some() {
+                continue;
+            }
+            let id = *whiteout.get_or_insert_with(|| {
+                let kind = Kind::CharDevice(0);
+                self.inodes.push(Inode { kind, mode: 0, ..implied_directory(ROOT) });
+                id_of(self.inodes.len() - 1)
+            });
+            edge.inode = id;
+            self.insert_edge(edge);
+        }
+        whiteout
+    }
+
+    fn under_opaque(&self, mut directory: InodeId) -> bool {
+        loop {
+            match &self.inodes[directory as usize].kind {
+                Kind::Directory(d) if d.opaque => return true,
+                Kind::Directory(d) if directory != ROOT => directory = d.parent,
+                _ => return false,
+            }
+        }
+    }
+
+    /// The directory at `components`, following symbolic links inside the root and making what is missing.
+    fn directory_at(&mut self, path: &[u8], components: &[&[u8]]) -> Result<InodeId, TreeError> {
+        let joined = components.join(&b'/');
+        if let Some((last, id)) = &self.last_parent
+            && *last == joined
+        {
+            return Ok(*id);
+        }
+        let mut todo: VecDeque<Vec<u8>> = components.iter().map(|c| c.to_vec()).collect();
+        let mut current = ROOT;
+        let mut followed = 0;
+        while let Some(component) = todo.pop_front() {
+            if component == b".." {
+                current = self.parent_of(current);
+                continue;
+            }
+            let Some(edge) = self.lookup(current, &component) else {
+                let id = self.push_inode(path, implied_directory(current))?;
+                self.put_name(path, current, &component, id, None)?;
+                current = id;
+                continue;
+            };
+            let inode = self.edges[edge as usize].inode;
+            match &self.inodes[inode as usize].kind {
+                Kind::Directory(_) => current = inode,
+                Kind::Symlink(target) => {
+                    followed += 1;
+                    if followed > FOLLOW_MAX {
+                        return Err(TreeError::SymlinkLoop { path: printable(path) });
+                    }
+                    if target.starts_with(b"/") {
+                        current = ROOT;
+                    }
+                    for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
+                        todo.push_front(part.to_vec());
+                    }
+                }
+                _ => {
+                    return Err(TreeError::ParentNotDirectory { path: printable(path), parent: printable(&component) });
+                }
+            }
+        }
+        self.last_parent = Some((joined, current));
+        Ok(current)
+    }
+
+    /// The inode at `components`; parents that are symbolic links are followed, the last component is not.
+    fn find(&self, path: &[u8], components: &[&[u8]]) -> Result<Option<InodeId>, TreeError> {
+        let mut todo: VecDeque<&[u8]> = components.iter().copied().collect();
+        let mut current = ROOT;
+        let mut followed = 0;
+        while let Some(component) = todo.pop_front() {
+            if component == b".." {
+                current = self.parent_of(current);
+                continue;
+            }
+            let Some(edge) = self.lookup(current, component) else {
+                return Ok(None);
+            };
+            let inode = self.edges[edge as usize].inode;
+            match &self.inodes[inode as usize].kind {
+                _ if todo.is_empty() => return Ok(Some(inode)),
+                Kind::Directory(_) => current = inode,
+                Kind::Symlink(target) => {
+                    followed += 1;
+                    if followed > FOLLOW_MAX {
+                        return Err(TreeError::SymlinkLoop { path: printable(path) });
+                    }
+                    if target.starts_with(b"/") {
+                        current = ROOT;
+                    }
+                    for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
+                        todo.push_front(part);
+                    }
+                }
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(current))
+    }
+
+    fn parent_of(&self, directory: InodeId) -> InodeId {
+        match &self.inodes[directory as usize].kind {
+            Kind::Directory(d) => d.parent,
+            _ => ROOT,
+        }
+    }
+
+    fn push_inode(&mut self, path: &[u8], inode: Inode) -> Result<InodeId, TreeError> {
+        if self.inodes.len() >= self.options.max_inodes as usize {
+            let limit = u64::from(self.options.max_inodes);
+            return Err(TreeError::TooMany { path: printable(path), what: "inodes", limit });
+        }
+        self.inodes.push(inode);
+        Ok(id_of(self.inodes.len() - 1))
+    }
+
+    fn put_name(
+        &mut self,
+        path: &[u8],
+        directory: InodeId,
+        name: &[u8],
+        inode: InodeId,
+        existing: Option<u32>,
+    ) -> Result<(), TreeError> {
+        if let Some(edge) = existing {
+            self.edges[edge as usize].inode = inode;
+            self.last_parent = None;
+            return Ok(());
+        }
+        let edge = self.make_edge(path, directory, name, inode)?;
+        self.insert_edge(edge);
+        Ok(())
+    }
+
+    fn make_edge(&mut self, path: &[u8], directory: InodeId, name: &[u8], inode: InodeId) -> Result<Edge, TreeError> {
+        let problem = if name.len() > NAME_MAX {
+            Some("is longer than 255 bytes")
+        } else if name.contains(&0) {
+            Some("holds a NUL")
+        } else {
+            None
+        };
+        if let Some(what) = problem {
+            return Err(TreeError::Name { path: printable(path), name: printable(name), what });
+        }
+        let too_many = |what, limit| TreeError::TooMany { path: printable(path), what, limit };
+        let name_start = u32::try_from(self.names.len())
+            .map_err(|_| too_many("bytes of names", u64::from(u32::MAX)))?;
+        // Every name costs memory, hard links included, which make no inode.
+        let limit = u64::from(self.options.max_inodes) * 4;
+        if self.edges.len() as u64 + self.whiteouts.len() as u64 >= limit {
+            return Err(too_many("names", limit));
+        }
+        self.names.extend_from_slice(name);
+        let name_len = u8::try_from(name.len()).unwrap_or(u8::MAX);
+        Ok(Edge { directory, inode, name_start, name_len })
+    }
+
+    fn insert_edge(&mut self, edge: Edge) {
+        let hash = self.hash(edge.directory, self.name_of(&edge));
+        let index = id_of(self.edges.len());
+        self.edges.push(edge);
+        let (edges, names, hasher) = (&self.edges, &self.names, &self.hasher);
+        self.index.insert_unique(hash, index, |e| {
+            let edge = &edges[*e as usize];
+            hash_name(hasher, edge.directory, &names[edge.name_start as usize..][..edge.name_len as usize])
+        });
+    }
+
+    fn lookup(&self, directory: InodeId, name: &[u8]) -> Option<u32> {
+        let hash = self.hash(directory, name);
+        self.index
+            .find(hash, |e| {
+                let edge = &self.edges[*e as usize];
+                edge.directory == directory && self.name_of(edge) == name
+            })
+            .copied()
+    }
+
+    fn hash(&self, directory: InodeId, name: &[u8]) -> u64 {
+        hash_name(&self.hasher, directory, name)
+    }
+
+    fn name_of(&self, edge: &Edge) -> &[u8] {
+        &self.names[edge.name_start as usize..][..edge.name_len as usize]
+    }
+}
+
+/// Most bytes of extended attributes on one inode, as Linux' `XATTR_LIST_MAX` and value limits make sensible.
+const MAX_XATTR_AREA: usize = 64 << 10;
+
+fn hash_name(hasher: &RandomState, directory: InodeId, name: &[u8]) -> u64 {
+    let mut state = hasher.build_hasher();
+    state.write_u32(directory);
+    state.write(name);
+    state.finish()
+}
+
+fn id_of(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(NO_INODE)
+}
+
+/// What a directory is that no entry describes: 0755, owned by root, 1970 (T10).
+fn implied_directory(parent: InodeId) -> Inode {
+    Inode {
+        kind: Kind::Directory(Directory { parent, opaque: false, implied: true, first: 0, count: 0 }),
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        mtime: Timestamp::default(),
+        xattrs: SetId::EMPTY,
+    }
+}
+
+fn components_of<'p>(path: &[u8], text: &'p [u8], what: &'static str) -> Result<Vec<&'p [u8]>, TreeError> {
+    let components: Vec<&[u8]> = text.split(|b| *b == b'/').filter(|c| !c.is_empty() && *c != b".").collect();
+    if components.contains(&&b".."[..]) {
+        return Err(TreeError::Escapes { path: printable(path), what });
+    }
+    Ok(components)
+}
+
+/// A path as (parents, name), or `None` for the root.
+#[expect(clippy::type_complexity, reason = "named nowhere else")]
+fn split_path(path: &[u8]) -> Result<Option<(Vec<&[u8]>, &[u8])>, TreeError> {
+    let mut components = components_of(path, path, "its path")?;
+    Ok(components.pop().map(|name| (components, name)))
+}
+
+impl Tree {
+    /// Sorts names and tells every directory which are its own.
+    fn sort(&mut self) {
+        self.edges.retain(|e| e.inode != NO_INODE);
+        let names = &self.names;
+        let name = |e: &Edge| &names[e.name_start as usize..][..e.name_len as usize];
+        self.edges.sort_unstable_by(|a, b| a.directory.cmp(&b.directory).then_with(|| name(a).cmp(name(b))));
+        for inode in &mut self.inodes {
+            if let Kind::Directory(d) = &mut inode.kind {
+                (d.first, d.count) = (0, 0);
+            }
+        }
+        let mut start = 0;
+        for group in self.edges.chunk_by(|a, b| a.directory == b.directory) {
+            if let Kind::Directory(d) = &mut self.inodes[group[0].directory as usize].kind {
+                (d.first, d.count) = (id_of(start), id_of(group.len()));
+            }
+            start += group.len();
+        }
+    }
+
+    /// What the layers below have to settle.
+    #[must_use]
+    pub fn open(&self) -> Open {
+        let mut open = Open::default();
+        let mut seen = std::collections::HashSet::new();
+        self.visit(|_, id| match &self.inodes[id as usize].kind {
+            Kind::PendingLink(target) if seen.insert(id) => open.links.push((id, target.clone())),
+            Kind::Directory(d) => open.implied |= d.implied,
+            _ => {}
+        });
+        open
+    }
+}
+
+#[cfg(test)]
+mod tests;
