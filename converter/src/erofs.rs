@@ -1,5 +1,8 @@
 //! EROFS as the kernel reads it: the on-disk structures, planning and writing an image, and a reader that never
 //! panics on any bytes.
 
+pub mod dirents;
 pub mod format;
+pub mod plan;
+pub mod write;
 pub mod xattr;

@@ -1,0 +1,307 @@
+//! Where everything goes in a metadata image, decided before a byte is written.
+//!
+//! ```text
+//! block 0: 1 KiB unused, superblock, device table, first inodes
+//! blocks:  inodes, each with its xattrs and its tail (small file, symlink, directory's last block) or chunk indexes
+//! blocks:  directories' full blocks, long symlinks
+//! blocks:  shared xattrs
+//! ```
+//! An inode and what is beside it lie in one block when they fit one, since a tail must not cross a block boundary.
+//! The gaps that tails leave are filled by best fit: the block with the least room that is enough. So inlining costs
+//! hardly more than the inlined bytes.
+
+use super::dirents;
+use super::format::{
+    BLOCK_SIZE, CompactInode, DataLayout, DeviceSlot, ExtendedInode, NULL_BLOCK, SLOT_SIZE, SUPERBLOCK_OFFSET,
+    Superblock,
+};
+use super::xattr::Shared;
+use crate::entry::Timestamp;
+use crate::extent::FileData;
+use crate::tree::{InodeId, Kind, SetId, Tree};
+use std::collections::HashMap;
+
+/// Slots in a block.
+const SLOTS: u32 = BLOCK_SIZE / SLOT_SIZE;
+/// Bytes of one chunk index.
+const INDEX: u64 = 8;
+/// Most chunks of one file: 512 MiB of indexes.
+const MAX_CHUNKS: u64 = 1 << 26;
+
+/// Why a tree does not fit EROFS.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// More blocks or inodes than 32 bits count.
+    #[error("the layer needs more metadata than EROFS can address ({0})")]
+    TooLarge(&'static str),
+    /// A file with too many chunks.
+    #[error("a file of {size} bytes needs {chunks} chunk indexes; at most {MAX_CHUNKS} are written")]
+    TooManyChunks {
+        /// Its length in bytes.
+        size: u64,
+        /// How many it has.
+        chunks: u64,
+    },
+    /// A caller put a file beside its inode that does not fit there.
+    #[error("internal: a file of {len} bytes does not fit beside its inode")]
+    InlineTooLong {
+        /// Its length in bytes.
+        len: u32,
+    },
+}
+
+/// One inode's place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    pub(super) inode: InodeId,
+    pub(super) links: u32,
+    /// Position in units of [`SLOT_SIZE`] from the image's start.
+    pub(super) slot: u32,
+    pub(super) extended: bool,
+    pub(super) layout: DataLayout,
+    /// First block of a directory or of a long symlink; [`NULL_BLOCK`] when there is none.
+    pub(super) block: u32,
+    /// Length as `stat` shows it.
+    pub(super) size: u64,
+}
+
+/// A metadata image, placed.
+#[derive(Debug)]
+pub struct Plan<'t> {
+    pub(super) tree: &'t Tree,
+    /// In tree order: the root first.
+    pub(super) nodes: Vec<Node>,
+    /// Position in `nodes` of each inode of the tree; `u32::MAX` for those out of reach.
+    pub(super) position: Vec<u32>,
+    pub(super) epoch: Timestamp,
+    pub(super) shared: Shared<'t>,
+    pub(super) meta_block: u32,
+    pub(super) xattr_block: u32,
+    /// Blocks of the image.
+    pub(super) blocks: u32,
+    pub(super) chunked: bool,
+}
+
+impl<'t> Plan<'t> {
+    /// Places `tree` behind a device table of `devices` entries.
+    ///
+    /// # Errors
+    /// When EROFS cannot hold it.
+    pub fn new(tree: &'t Tree, devices: usize) -> Result<Self, PlanError> {
+        let order = tree.order();
+        let mut position = vec![u32::MAX; tree.inodes().len()];
+        for (at, (inode, _)) in order.iter().enumerate() {
+            position[*inode as usize] = u32::try_from(at).map_err(|_| PlanError::TooLarge("inodes"))?;
+        }
+        let epoch = commonest_time(tree, &order);
+        let mut uses: HashMap<SetId, u64> = HashMap::new();
+        for (inode, _) in &order {
+            *uses.entry(tree.inode(*inode).xattrs).or_default() += 1;
+        }
+        let shared = Shared::choose(uses.into_iter().map(|(set, n)| (tree.xattrs().get(set), n)));
+        let mut plan = Self {
+            tree,
+            nodes: Vec::with_capacity(order.len()),
+            position,
+            epoch,
+            shared,
+            meta_block: 0,
+            xattr_block: 0,
+            blocks: 0,
+            chunked: false,
+        };
+        plan.place_nodes(&order, devices)?;
+        Ok(plan)
+    }
+
+    /// Number of inodes.
+    #[must_use]
+    pub fn inodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn place_nodes(&mut self, order: &[(InodeId, u32)], devices: usize) -> Result<(), PlanError> {
+        let head = SUPERBLOCK_OFFSET as usize + size_of::<Superblock>() + devices * size_of::<DeviceSlot>();
+        let head_slots = u32::try_from(head.div_ceil(SLOT_SIZE as usize))
+            .map_err(|_| PlanError::TooLarge("devices"))?;
+        // The root's nid has 16 bits, counted from the first metadata block.
+        self.meta_block = if head_slots < SLOTS { 0 } else { head_slots.div_ceil(SLOTS) };
+        let mut space = Space::after(head_slots);
+        let mut later: Vec<(usize, u32)> = Vec::new();
+        for (inode, links) in order {
+            let mut node = self.describe(*inode, *links);
+            let (bytes, blocks) = self.measure(&mut node)?;
+            node.slot = space.take(bytes)?;
+            if blocks > 0 {
+                later.push((self.nodes.len(), blocks));
+            }
+            self.nodes.push(node);
+        }
+        let mut next = space.next_block;
+        let too_large = || PlanError::TooLarge("blocks");
+        for (node, blocks) in later {
+            self.nodes[node].block = next;
+            next = next.checked_add(blocks).ok_or_else(too_large)?;
+        }
+        self.xattr_block = if self.shared.area.is_empty() { 0 } else { next };
+        let area = u32::try_from(self.shared.area.len().div_ceil(BLOCK_SIZE as usize)).map_err(|_| too_large())?;
+        self.blocks = next.checked_add(area).ok_or_else(too_large)?;
+        Ok(())
+    }
+
+    fn describe(&self, id: InodeId, links: u32) -> Node {
+        let inode = self.tree.inode(id);
+        let size = match &inode.kind {
+            Kind::Regular(data) => data.size(),
+            Kind::Symlink(target) => target.len() as u64,
+            Kind::Directory(_) => dirents::packed_size(self.name_lengths(id)),
+            _ => 0,
+        };
+        let compact = inode.mtime == self.epoch
+            && inode.uid <= u32::from(u16::MAX)
+            && inode.gid <= u32::from(u16::MAX)
+            && links <= u32::from(u16::MAX)
+            && u32::try_from(size).is_ok();
+        Node {
+            inode: id,
+            links,
+            slot: 0,
+            extended: !compact,
+            layout: DataLayout::FlatPlain,
+            block: NULL_BLOCK,
+            size,
+        }
+    }
+
+    fn name_lengths(&self, id: InodeId) -> impl Iterator<Item = usize> {
+        let name = |(name, _)| dirents::Name { name, nid: 0, file_type: super::format::FileType::Unknown };
+        dirents::with_dots(self.tree.names_of(id).map(name), 0, 0).map(|n| n.name.len())
+    }
+
+    /// Bytes at the inode's place and whole blocks elsewhere; decides the layout.
+    fn measure(&mut self, node: &mut Node) -> Result<(u64, u32), PlanError> {
+        let inode = self.tree.inode(node.inode);
+        let base = u64::from(node.header_len()) + self.shared.inline_area(self.tree.xattrs().get(inode.xattrs)).len() as u64;
+        let fits = |tail: u64| base + tail <= u64::from(BLOCK_SIZE);
+        Ok(match &inode.kind {
+            Kind::Directory(_) | Kind::Symlink(_) => {
+                let (full, tail) = (node.size / u64::from(BLOCK_SIZE), node.size % u64::from(BLOCK_SIZE));
+                let inline = tail > 0 && fits(tail);
+                let blocks = full + u64::from(tail > 0 && !inline);
+                node.layout = if inline { DataLayout::FlatInline } else { DataLayout::FlatPlain };
+                let blocks = u32::try_from(blocks).map_err(|_| PlanError::TooLarge("a directory's blocks"))?;
+                (base + if inline { tail } else { 0 }, blocks)
+            }
+            Kind::Regular(FileData::Inline { len, .. }) => {
+                if !fits(u64::from(*len)) {
+                    return Err(PlanError::InlineTooLong { len: *len });
+                }
+                node.layout = DataLayout::FlatInline;
+                (base + u64::from(*len), 0)
+            }
+            Kind::Regular(FileData::Chunked(file)) => {
+                let chunks = file.chunks();
+                if chunks > MAX_CHUNKS {
+                    return Err(PlanError::TooManyChunks { size: file.size, chunks });
+                }
+                self.chunked = true;
+                node.layout = DataLayout::ChunkBased;
+                (base.next_multiple_of(INDEX) + chunks * INDEX, 0)
+            }
+            _ => (base, 0),
+        })
+    }
+
+    /// The number by which directories refer to a node.
+    pub(super) fn nid(&self, inode: InodeId) -> u64 {
+        let node = &self.nodes[self.position[inode as usize] as usize];
+        u64::from(node.slot - self.meta_block * SLOTS)
+    }
+}
+
+impl Node {
+    /// Bytes of the inode itself.
+    pub(super) fn header_len(&self) -> u32 {
+        let len = if self.extended { size_of::<ExtendedInode>() } else { size_of::<CompactInode>() };
+        u32::try_from(len).expect("32 or 64")
+    }
+}
+
+/// The mtime that most inodes have: those can be compact. Of several, the earliest, so that the choice is one.
+fn commonest_time(tree: &Tree, order: &[(InodeId, u32)]) -> Timestamp {
+    let mut counts: HashMap<Timestamp, u32> = HashMap::new();
+    for (inode, _) in order {
+        *counts.entry(tree.inode(*inode).mtime).or_default() += 1;
+    }
+    counts.into_iter().max_by_key(|(time, n)| (*n, std::cmp::Reverse(*time))).map_or_else(Timestamp::default, |(t, _)| t)
+}
+
+/// Free room in metadata blocks, by how much each has left.
+struct Space {
+    /// `open[n]`: blocks whose last `n` slots are free.
+    open: Vec<Vec<u32>>,
+    next_block: u32,
+}
+
+impl Space {
+    /// All room behind the first `used` slots.
+    fn after(used: u32) -> Self {
+        let mut space = Self { open: vec![Vec::new(); SLOTS as usize], next_block: used.div_ceil(SLOTS) };
+        space.give_back(used);
+        space
+    }
+
+    /// What is left of the block in which `end` lies.
+    fn give_back(&mut self, end: u32) {
+        let left = end.next_multiple_of(SLOTS) - end;
+        if left > 0 {
+            self.open[left as usize].push(end / SLOTS);
+        }
+    }
+
+    /// Room for `bytes`: inside one block if they fit one, else from the start of a fresh one.
+    fn take(&mut self, bytes: u64) -> Result<u32, PlanError> {
+        let too_large = || PlanError::TooLarge("metadata blocks");
+        let slots = u32::try_from(bytes.div_ceil(u64::from(SLOT_SIZE))).map_err(|_| too_large())?;
+        let fitting = (slots..SLOTS).find(|n| !self.open[*n as usize].is_empty());
+        let start = match fitting {
+            Some(left) => {
+                let block = self.open[left as usize].pop().expect("it was found not empty");
+                block * SLOTS + (SLOTS - left)
+            }
+            None => {
+                let start = self.next_block.checked_mul(SLOTS).ok_or_else(too_large)?;
+                self.next_block =
+                    self.next_block.checked_add(slots.div_ceil(SLOTS)).ok_or_else(too_large)?;
+                start
+            }
+        };
+        let end = start.checked_add(slots).ok_or_else(too_large)?;
+        self.give_back(end);
+        Ok(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_fills_gaps_and_never_overlaps() {
+        let mut space = Space::after(40);
+        let mut taken: Vec<(u32, u32)> = Vec::new();
+        for bytes in (0..400u64).map(|i| (i * 7919) % 5000 + 32) {
+            let start = space.take(bytes).unwrap();
+            let slots = u32::try_from(bytes.div_ceil(32)).unwrap();
+            assert!(start >= 40);
+            if slots <= SLOTS {
+                assert_eq!(start / SLOTS, (start + slots - 1) / SLOTS, "crosses a block");
+            }
+            taken.push((start, start + slots));
+        }
+        taken.sort_unstable();
+        assert!(taken.windows(2).all(|w| w[0].1 <= w[1].0), "overlap");
+        let used: u32 = taken.iter().map(|(a, b)| b - a).sum();
+        assert!(f64::from(used) > 0.9 * f64::from(space.next_block * SLOTS - 40), "too many gaps");
+    }
+}
