@@ -1,5 +1,6 @@
 //! OCI image layers to EROFS: a metadata image and a data blob for each layer.
 
+pub mod blob;
 pub mod entry;
 pub mod erofs;
 pub mod extent;
