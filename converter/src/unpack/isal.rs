@@ -26,9 +26,13 @@ unsafe impl Send for Inflater {}
 
 impl Inflater {
     pub(super) fn new() -> Self {
-        // SAFETY: `inflate_state` is a C struct of integers, arrays of integers and raw pointers (and a union of
-        // integers); all-zero bytes are a valid value of each. It is zeroed on the heap, never copied over the stack.
-        let mut state: Box<sys::inflate_state> = unsafe { Box::new_zeroed().assume_init() };
+        let mut state = Box::<sys::inflate_state>::new_uninit();
+        // SAFETY: the pointer is that of a live allocation of one `inflate_state`, which zeroes fit exactly. On the heap,
+        // so that 90 KB are never copied over the stack.
+        unsafe { ptr::write_bytes(state.as_mut_ptr(), 0, 1) };
+        // SAFETY: `inflate_state` is a C struct of integers, arrays of integers, raw pointers and a union of integers;
+        // the zeroes just written are a valid value of each.
+        let mut state = unsafe { state.assume_init() };
         // SAFETY: `state` is a valid, exclusively borrowed `inflate_state`; the function only writes its fields.
         unsafe { sys::isal_inflate_init(ptr::from_mut(&mut *state)) };
         state.crc_flag = sys::ISAL_GZIP_NO_HDR;

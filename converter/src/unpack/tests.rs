@@ -14,7 +14,7 @@ impl Read for Dribble<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let size = self.sizes[self.turn % self.sizes.len()].max(1);
         self.turn += 1;
-        if self.turn % 3 == 0 {
+        if self.turn.is_multiple_of(3) {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let n = size.min(buf.len()).min(self.data.len());
