@@ -6,4 +6,5 @@ pub mod erofs;
 pub mod fuzzing;
 pub mod manifest;
 pub mod read_at;
+pub mod source;
 pub mod unpack;
