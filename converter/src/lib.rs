@@ -4,7 +4,11 @@ pub mod blob;
 pub mod entry;
 pub mod erofs;
 pub mod extent;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hash;
 pub mod manifest;
 pub mod read_at;
+pub mod source;
 pub mod tree;
+pub mod unpack;

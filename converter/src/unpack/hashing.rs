@@ -1,0 +1,73 @@
+//! Hashing what passes through a reader.
+
+use fs3_client::{Digest, Hasher};
+use std::io::{self, Read};
+
+/// A stream that is not what its descriptor says.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum VerifyError {
+    /// Another length.
+    #[error("it has {found} bytes, its descriptor says {expected}")]
+    Size {
+        /// The descriptor's size.
+        expected: u64,
+        /// Bytes there were.
+        found: u64,
+    },
+    /// Other bytes.
+    #[error("its digest is {found}, its descriptor says {expected}")]
+    Digest {
+        /// The descriptor's digest.
+        expected: Digest,
+        /// That of the bytes.
+        found: Digest,
+    },
+}
+
+/// A reader that computes SHA-256 and length of all that is read through it.
+#[derive(Debug)]
+pub struct HashingReader<R> {
+    inner: R,
+    hasher: Hasher,
+}
+
+impl<R> HashingReader<R> {
+    /// Nothing was read yet.
+    pub fn new(inner: R) -> Self {
+        Self { inner, hasher: Hasher::default() }
+    }
+
+    /// Bytes that passed.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.hasher.len()
+    }
+
+    /// Digest and length of all that passed. The stream's own only when it was read to its end.
+    #[must_use]
+    pub fn finish(self) -> (Digest, u64) {
+        let len = self.hasher.len();
+        (self.hasher.finish(), len)
+    }
+
+    /// Judges a stream that was read to its end; returns its digest and length. `None` is not checked.
+    ///
+    /// # Errors
+    /// When length (judged first, being the clearer message) or digest differ.
+    pub fn verify(self, expected: Option<&Digest>, size: Option<u64>) -> Result<(Digest, u64), VerifyError> {
+        let (digest, len) = self.finish();
+        match (size, expected) {
+            (Some(size), _) if size != len => Err(VerifyError::Size { expected: size, found: len }),
+            (_, Some(&expected)) if expected != digest => Err(VerifyError::Digest { expected, found: digest }),
+            _ => Ok((digest, len)),
+        }
+    }
+}
+
+impl<R: Read> Read for HashingReader<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        self.hasher.update(&buf[..n]);
+        Ok(n)
+    }
+}
