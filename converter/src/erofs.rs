@@ -2,3 +2,5 @@
 //! panics on any bytes.
 
 pub mod format;
+pub mod read;
+pub mod remap;
