@@ -8,5 +8,5 @@ pub mod refname;
 pub mod store_dir;
 
 pub use digest::{Digest, DigestError, Hasher};
-// pub use refname::{RefName, RefNameError};
-// pub use store_dir::{Staged, StoreDir, StoreError};
+pub use refname::{RefName, RefNameError};
+pub use store_dir::{Published, Staged, StoreDir, StoreError, Swept};
