@@ -4,5 +4,7 @@
 pub mod dirents;
 pub mod format;
 pub mod plan;
+pub mod read;
+pub mod remap;
 pub mod write;
 pub mod xattr;

@@ -1,6 +1,7 @@
 //! OCI image layers to EROFS: a metadata image and a data blob for each layer.
 
 pub mod blob;
+pub mod chunk_table;
 pub mod entry;
 pub mod erofs;
 pub mod extent;
@@ -12,3 +13,4 @@ pub mod read_at;
 pub mod source;
 pub mod tree;
 pub mod unpack;
+pub mod verify;

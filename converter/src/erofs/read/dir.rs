@@ -1,0 +1,196 @@
+//! Directories, entry by entry.
+//!
+//! A directory is a run of blocks; each starts with an array of 12-byte entries, the names behind it. The cursor holds
+//! no block: it reads an entry and its name through the image's cache, so that a walk of any depth costs no buffers.
+
+use super::super::format::{DataLayout, FileType};
+use super::{Data, Image, Inode, ReadError};
+use crate::read_at::ReadAt;
+
+/// Bytes of one entry (`struct erofs_dirent`).
+const DIRENT: u64 = 12;
+/// The longest name.
+const NAME_MAX: u64 = 255;
+
+/// One name of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The name: 1 to 255 bytes, without NUL or `/`.
+    pub name: Vec<u8>,
+    /// The inode it names.
+    pub nid: u64,
+    /// The type as the entry has it; undefined values are [`FileType::Unknown`].
+    pub file_type: FileType,
+}
+
+impl DirEntry {
+    /// Whether it is `.` or `..`.
+    #[must_use]
+    pub fn is_dot(&self) -> bool {
+        matches!(self.name.as_slice(), b"." | b"..")
+    }
+}
+
+/// A position in a directory; does not borrow the image.
+#[derive(Debug, Clone)]
+pub(super) struct Cursor {
+    inode: Inode,
+    /// Byte offset in the directory of the block that is open.
+    block_start: u64,
+    /// Where that block is in the image, its bytes, and its number of names; 0 names: not opened yet.
+    base: u64,
+    len: u64,
+    count: u64,
+    index: u64,
+}
+
+impl Cursor {
+    pub(super) fn new(inode: &Inode) -> Self {
+        Self { inode: inode.clone(), block_start: 0, base: 0, len: 0, count: 0, index: 0 }
+    }
+
+    pub(super) fn nid(&self) -> u64 {
+        self.inode.nid
+    }
+
+    /// The next entry. After an error the cursor stands at its end.
+    pub(super) fn next<R: ReadAt>(&mut self, image: &Image<R>) -> Option<Result<DirEntry, ReadError>> {
+        if self.index == self.count {
+            self.block_start += self.len;
+            if self.block_start >= self.inode.size {
+                return None;
+            }
+            if let Err(e) = self.open_block(image) {
+                self.finish();
+                return Some(Err(e));
+            }
+        }
+        let entry = self.entry(image);
+        self.index += 1;
+        if entry.is_err() {
+            self.finish();
+        }
+        Some(entry)
+    }
+
+    fn finish(&mut self) {
+        self.block_start = self.inode.size;
+        self.len = 0;
+        self.count = 0;
+        self.index = 0;
+    }
+
+    fn fail(&self, what: &str) -> ReadError {
+        let block = self.block_start / self.len.max(1);
+        ReadError::inode(self.inode.nid, "directory", format!("block {block}, entry {}: {what}", self.index))
+    }
+
+    fn open_block<R: ReadAt>(&mut self, image: &Image<R>) -> Result<(), ReadError> {
+        if self.inode.layout == DataLayout::ChunkBased {
+            return Err(ReadError::Unsupported { nid: self.inode.nid, what: "a chunk-based directory" });
+        }
+        let extent = image.map(&self.inode, self.block_start)?;
+        self.base = match extent.data {
+            Data::Inline { offset } => offset,
+            Data::Block { device: 0, block } => {
+                (block << image.superblock.block_bits) + (self.block_start - extent.file_offset)
+            }
+            Data::Block { .. } => {
+                return Err(ReadError::Unsupported { nid: self.inode.nid, what: "a directory on an extra device" });
+            }
+            Data::Hole => return Err(self.fail("the block is a hole")),
+        };
+        self.len = (self.inode.size - self.block_start).min(u64::from(image.superblock.block_size()));
+        self.index = 0;
+        self.count = 0;
+        if self.len < DIRENT {
+            return Err(self.fail("the block is too short for a name"));
+        }
+        let mut head = [0u8; 12];
+        image.cache.read(&mut head, self.base)?;
+        let first = u64::from(u16::from_le_bytes([head[8], head[9]]));
+        if first < DIRENT || first % DIRENT != 0 || first >= self.len {
+            return Err(self.fail("the first name offset is impossible"));
+        }
+        self.count = first / DIRENT;
+        Ok(())
+    }
+
+    fn entry<R: ReadAt>(&self, image: &Image<R>) -> Result<DirEntry, ReadError> {
+        let last = self.index + 1 == self.count;
+        let mut raw = [0u8; 24];
+        let want = if last { 12 } else { 24 };
+        image.cache.read(&mut raw[..want], self.base + self.index * DIRENT)?;
+        let name_offset = |at: usize| u64::from(u16::from_le_bytes([raw[at], raw[at + 1]]));
+        let start = name_offset(8);
+        let end = if last { self.len.min(start + NAME_MAX + 1) } else { name_offset(20) };
+        if start < self.count * DIRENT || end <= start || end > self.len {
+            return Err(self.fail("its name is not inside the block"));
+        }
+        let mut name = [0u8; 256];
+        let length = usize::try_from(end - start).ok().filter(|n| *n <= name.len());
+        let Some(name) = length.and_then(|n| name.get_mut(..n)) else {
+            return Err(self.fail("its name is longer than 255 bytes"));
+        };
+        image.cache.read(name, self.base + start)?;
+        // Only the last name of a block may be followed by padding.
+        let name: &[u8] = match name.iter().position(|b| *b == 0) {
+            Some(nul) if last => &name[..nul],
+            Some(_) => return Err(self.fail("its name has a NUL")),
+            None => name,
+        };
+        if name.len() as u64 > NAME_MAX {
+            return Err(self.fail("its name is longer than 255 bytes"));
+        }
+        if name.is_empty() || name.contains(&b'/') {
+            return Err(self.fail("its name is empty or has a slash"));
+        }
+        let [a, b, c, d, e, f, g, h, ..] = raw;
+        Ok(DirEntry {
+            name: name.to_vec(),
+            nid: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            file_type: file_type(raw[10]),
+        })
+    }
+}
+
+fn file_type(byte: u8) -> FileType {
+    match byte {
+        1 => FileType::Regular,
+        2 => FileType::Directory,
+        3 => FileType::CharDevice,
+        4 => FileType::BlockDevice,
+        5 => FileType::Fifo,
+        6 => FileType::Socket,
+        7 => FileType::Symlink,
+        _ => FileType::Unknown,
+    }
+}
+
+/// Iterates over a directory's entries in their stored order, `.` and `..` included.
+#[derive(Debug)]
+pub struct Dir<'a, R> {
+    image: &'a Image<R>,
+    cursor: Cursor,
+}
+
+impl<R: ReadAt> Iterator for Dir<'_, R> {
+    type Item = Result<DirEntry, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.cursor.next(self.image)
+    }
+}
+
+impl<R: ReadAt> Image<R> {
+    /// The entries of a directory.
+    ///
+    /// # Errors
+    /// When `inode` is no directory.
+    pub fn dir(&self, inode: &Inode) -> Result<Dir<'_, R>, ReadError> {
+        if !inode.is_dir() {
+            return Err(ReadError::inode(inode.nid, "i_mode", "not a directory"));
+        }
+        Ok(Dir { image: self, cursor: Cursor::new(inode) })
+    }
+}
