@@ -9,6 +9,7 @@ pub mod order;
 mod segments;
 pub mod spool;
 
+use crate::chunk_table::Record;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, SEGMENT_SIZE};
 use crate::extent::{Chunked, FileData, Runs};
 use hashbrown::HashTable;
@@ -51,30 +52,19 @@ fn bits_to_cover(size: u64) -> u8 {
     u8::try_from(64 - size.saturating_sub(1).leading_zeros()).expect("at most 64")
 }
 
-/// One stored chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stored {
-    /// BLAKE3 of the chunk's blocks, the last one padded with zeros.
-    pub digest: [u8; 32],
-    /// First block in the blob.
-    pub block: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-}
-
 /// The chunks of a blob by content.
 #[derive(Debug, Default)]
 struct Known {
-    stored: Vec<Stored>,
+    stored: Vec<Record>,
     index: HashTable<u32>,
 }
 
 impl Known {
     fn find(&self, digest: &[u8; 32]) -> Option<u32> {
-        self.index.find(key(digest), |i| self.stored[*i as usize].digest == *digest).map(|i| self.stored[*i as usize].block)
+        self.index.find(key(digest), |i| self.stored[*i as usize].digest == *digest).map(|i| self.stored[*i as usize].start)
     }
 
-    fn insert(&mut self, chunk: Stored) {
+    fn insert(&mut self, chunk: Record) {
         let index = u32::try_from(self.stored.len()).expect("fewer chunks than blocks");
         self.stored.push(chunk);
         self.index.insert_unique(key(&chunk.digest), index, |i| key(&self.stored[*i as usize].digest));
@@ -92,12 +82,12 @@ fn key(digest: &[u8; 32]) -> u64 {
 pub struct BlobTooLarge;
 
 /// What a blob is made of, when it is complete.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Contents {
     /// Places of all files' chunks.
     pub runs: Runs,
     /// The stored chunks in the order of their blocks.
-    pub stored: Vec<Stored>,
+    pub stored: Vec<Record>,
     /// Length in blocks.
     pub blocks: u32,
     /// Bytes that were not stored because the blob had them already.
@@ -237,7 +227,7 @@ impl BlobWriter {
             block
         } else {
             let block = self.segments.commit()?;
-            self.known.insert(Stored { digest, block, blocks });
+            self.known.insert(Record { digest, start: block, blocks });
             block
         };
         self.runs.push(file.first_run, 1, block, blocks_a_chunk);

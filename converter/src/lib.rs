@@ -8,9 +8,12 @@ pub mod extent;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hash;
+pub mod layer;
 pub mod manifest;
+pub mod progress;
 pub mod read_at;
 pub mod source;
+pub mod tar;
 pub mod tree;
 pub mod unpack;
 pub mod verify;

@@ -251,3 +251,25 @@ impl Tree {
         &self.names[edge.name_start as usize..edge.name_start as usize + edge.name_len as usize]
     }
 }
+
+impl Tree {
+    /// Puts overlayfs' marks on directories: opaque ones hide what is below them, and those with whiteouts are to be
+    /// read as merged even where no lower layer has them, so that the whiteouts do not show (the kernel's
+    /// `ovl_path_check_origin_xattr`).
+    pub fn mark_for_overlay(&mut self, namespace: crate::manifest::OverlayXattrs) {
+        let name = |what: &str| format!("{}{what}", namespace.prefix()).into_bytes();
+        let (opaque, origin) = (name("opaque"), name("origin"));
+        for id in 0..self.inodes.len() {
+            let Kind::Directory(directory) = self.inodes[id].kind else { continue };
+            let edges = directory.first as usize..(directory.first + directory.count) as usize;
+            let mark = if directory.opaque {
+                (&opaque, &b"y"[..])
+            } else if self.whiteout.is_some() && self.edges[edges].iter().any(|e| Some(e.inode) == self.whiteout) {
+                (&origin, &b""[..])
+            } else {
+                continue;
+            };
+            self.inodes[id].xattrs = self.xattrs.with(self.inodes[id].xattrs, mark.0, mark.1);
+        }
+    }
+}

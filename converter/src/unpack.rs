@@ -159,6 +159,17 @@ pub enum UnpackError {
     AlreadyFailed,
 }
 
+impl UnpackError {
+    /// Whether the stream's bytes are damaged, rather than of a kind that is not unpacked.
+    #[must_use]
+    pub const fn is_corrupt(&self) -> bool {
+        matches!(
+            self,
+            Self::Truncated { .. } | Self::Corrupt { .. } | Self::Checksum { .. } | Self::TrailingGarbage { .. }
+        )
+    }
+}
+
 impl From<UnpackError> for io::Error {
     fn from(error: UnpackError) -> Self {
         match error {

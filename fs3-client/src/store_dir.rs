@@ -84,6 +84,12 @@ impl StoreDir {
         self.root.join("refs")
     }
 
+    /// A directory of the store for unnamed scratch files: on the same disk, and never listed.
+    #[must_use]
+    pub fn scratch(&self) -> PathBuf {
+        self.tmp()
+    }
+
     fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
     }

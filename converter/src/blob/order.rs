@@ -1,6 +1,7 @@
 //! Whether a blob has its chunks in tree order, and putting them there.
 
-use super::{BlobTooLarge, Contents, SEGMENT_BLOCKS, Segments, Stored};
+use super::{BlobTooLarge, Contents, SEGMENT_BLOCKS, Segments};
+use crate::chunk_table::Record;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, NULL_BLOCK};
 use crate::extent::{Chunked, FileData, Runs};
 use crate::read_at::ReadAt;
@@ -76,7 +77,7 @@ pub fn rewrite(
     old: &dyn ReadAt,
     mut emit: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> Result<Contents, OrderError> {
-    let digests: HashMap<u32, [u8; 32]> = contents.stored.iter().map(|s| (s.block, s.digest)).collect();
+    let digests: HashMap<u32, [u8; 32]> = contents.stored.iter().map(|s| (s.start, s.digest)).collect();
     let mut moved: HashMap<u32, u32> = HashMap::with_capacity(digests.len());
     let mut segments = Segments::default();
     let mut stored = Vec::with_capacity(digests.len());
@@ -101,7 +102,7 @@ pub fn rewrite(
                         old.read_exact_at(segments.reserved(), u64::from(block) * u64::from(BLOCK_SIZE))?;
                         let place = segments.commit()?;
                         moved.insert(block, place);
-                        stored.push(Stored { digest: digests[&block], block: place, blocks });
+                        stored.push(Record { digest: digests[&block], start: place, blocks });
                         while let Some(segment) = segments.take() {
                             emit(&segment)?;
                             segments.recycle(segment);

@@ -1,0 +1,72 @@
+//! One layer on its way into the store.
+//!
+//! [`read`] takes the source apart: its tree, its data blob and the contents of small files in a spool. What is left
+//! open (parents without an entry, hard links into lower layers) is for [`crate::stack`]; [`publish`] then writes the
+//! metadata image. So the long part of the work needs no other layer, and all layers do it in parallel.
+
+mod error;
+mod publish;
+pub mod read;
+mod sink;
+mod stream;
+mod walk;
+
+pub use error::LayerError;
+pub use publish::{Record, publish};
+pub use read::{ReadLayer, read};
+
+use crate::blob::ChunkSizes;
+use crate::manifest::OverlayXattrs;
+use serde::{Deserialize, Serialize};
+
+/// What shapes the bytes that a layer becomes, and what it may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Files of up to this many bytes lie in the metadata image, where they fit beside their inode.
+    pub inline_max: u32,
+    /// Namespace of overlayfs' attributes.
+    pub overlay: OverlayXattrs,
+    /// Chunk sizes of larger files.
+    pub chunks: ChunkSizes,
+    /// Most inodes in a layer.
+    pub max_inodes: u32,
+    /// Most plain bytes of a layer.
+    pub max_plain: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            inline_max: 4096,
+            overlay: OverlayXattrs::Trusted,
+            chunks: ChunkSizes::default(),
+            max_inodes: 1 << 23,
+            max_plain: crate::unpack::Limits::default().plain_bytes,
+        }
+    }
+}
+
+/// What a layer holds, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Inodes in the metadata image.
+    pub inodes: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Regular files whose contents are in the metadata image.
+    pub inline_files: u64,
+    /// Bytes of those.
+    pub inline_bytes: u64,
+    /// Bytes of all regular files, holes included.
+    pub file_bytes: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// Names hidden.
+    pub whiteouts: u64,
+    /// Directories whose lower contents are hidden.
+    pub opaques: u64,
+    /// Bytes not stored because the same chunk was there already.
+    pub deduplicated_bytes: u64,
+}

@@ -1,0 +1,158 @@
+//! The last step of a layer: its metadata image and chunk table are written, and all its blobs get their names.
+
+use super::{Counts, LayerError, Options, ReadLayer};
+use crate::chunk_table;
+use crate::entry::Warning;
+use crate::erofs::write::{Device, write};
+use crate::extent::FileData;
+use crate::manifest::{
+    self, CHUNK_TABLE_MEDIA_TYPE, DATA_MEDIA_TYPE, METADATA_MEDIA_TYPE, OverlayXattrs, Unresolved, annotation,
+};
+use crate::tree::{Kind, Tree};
+use fs3_client::{Digest, StoreDir};
+use serde::{Deserialize, Serialize};
+
+/// A blob as a [`Record`] names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobRef {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// A finished layer: what a run reports, and what a later run needs to use it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Digest of the stored source bytes, where there were any.
+    pub source: Option<Digest>,
+    /// Digest of the plain tar, where there was one.
+    pub diff_id: Option<Digest>,
+    /// The metadata image.
+    pub metadata: BlobRef,
+    /// The data blobs in device order: the layer's own first, then those of lower layers that it links into.
+    pub data: Vec<BlobRef>,
+    /// The chunk table of the layer's own data blob.
+    pub chunk_table: Option<BlobRef>,
+    /// Namespace of overlayfs' attributes.
+    pub overlay: OverlayXattrs,
+    /// What the layer holds.
+    pub counts: Counts,
+    /// What it leaves to lower layers.
+    #[serde(default)]
+    pub unresolved: Unresolved,
+    /// Oddities.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
+}
+
+/// Writes and publishes what is left of `layer`. `lower` names the blobs of lower layers that its files refer to, as
+/// devices after its own.
+///
+/// # Errors
+/// When writing fails. Blobs that were published before stay; they are whole.
+pub fn publish(
+    mut layer: ReadLayer,
+    lower: &[BlobRef],
+    unresolved: Unresolved,
+    options: &Options,
+    store: &StoreDir,
+) -> Result<Record, LayerError> {
+    layer.tree.mark_for_overlay(options.overlay);
+    let mut data = Vec::new();
+    let mut chunk_table = None;
+    if let Some(blob) = layer.data.take() {
+        let own = BlobRef { digest: blob.digest, size: blob.size };
+        let table = chunk_table::to_bytes(&own.digest, layer.contents.blocks, &layer.contents.stored)?;
+        // The blob before what refers to it, so that a crash between them leaves nothing dangling.
+        blob.staged.publish(&own.digest, own.size)?;
+        let table = store.publish_bytes(&table)?;
+        chunk_table = Some(BlobRef { digest: table.digest, size: table.size });
+        data.push(own);
+    }
+    data.extend_from_slice(lower);
+    let block = u64::from(crate::erofs::format::BLOCK_SIZE);
+    let devices: Vec<Device> = data
+        .iter()
+        .map(|blob| Device {
+            digest: blob.digest,
+            // Blobs are whole blocks and at most 2^32 of them.
+            blocks: u32::try_from(blob.size / block).unwrap_or(u32::MAX),
+        })
+        .collect();
+    let staged = store.stage("metadata")?;
+    let written = write(&layer.tree, &layer.contents.runs, &layer.spool, &devices, &staged)?;
+    staged.publish(&written.digest, written.size)?;
+    let mut counts = count(&layer.tree);
+    counts.inodes = written.inodes;
+    counts.deduplicated_bytes = layer.contents.deduplicated;
+    Ok(Record {
+        source: layer.source.map(|(digest, _)| digest),
+        diff_id: layer.diff_id,
+        metadata: BlobRef { digest: written.digest, size: written.size },
+        data,
+        chunk_table,
+        overlay: options.overlay,
+        counts,
+        unresolved,
+        warnings: layer.warnings,
+    })
+}
+
+fn count(tree: &Tree) -> Counts {
+    let mut counts = Counts::default();
+    for (id, links) in tree.order() {
+        match &tree.inode(id).kind {
+            Kind::Regular(data) => {
+                counts.files += 1;
+                counts.file_bytes += data.size();
+                if let FileData::Inline { len, .. } = data {
+                    counts.inline_files += 1;
+                    counts.inline_bytes += u64::from(*len);
+                }
+            }
+            Kind::Directory(directory) => {
+                counts.directories += 1;
+                counts.opaques += u64::from(directory.opaque);
+            }
+            Kind::Symlink(_) => counts.symlinks += 1,
+            _ if tree.whiteout() == Some(id) => counts.whiteouts += u64::from(links),
+            _ => {}
+        }
+    }
+    counts
+}
+
+impl Record {
+    /// The layer as an image's manifest lists it.
+    #[must_use]
+    pub fn to_layer(&self) -> manifest::Layer {
+        let mut source = vec![
+            (annotation::BLOCK_SIZE, crate::erofs::format::BLOCK_SIZE.to_string()),
+            (annotation::COMPRESSION, "none".to_owned()),
+        ];
+        source.extend(self.source.map(|digest| (annotation::SOURCE_DIGEST, digest.to_string())));
+        source.extend(self.diff_id.map(|digest| (annotation::DIFF_ID, digest.to_string())));
+        if self.unresolved != Unresolved::default() {
+            let json = serde_json::to_string(&self.unresolved).expect("strings always serialise");
+            source.push((annotation::UNRESOLVED, json));
+        }
+        let describe = |media, blob: &BlobRef, extra: &[(&str, String)]| {
+            manifest::descriptor(media, blob.digest, blob.size, extra)
+        };
+        manifest::Layer {
+            metadata: describe(METADATA_MEDIA_TYPE, &self.metadata, &source),
+            data: self.data.iter().map(|blob| describe(DATA_MEDIA_TYPE, blob, &[])).collect(),
+            chunk_table: self.chunk_table.as_ref().map(|blob| describe(CHUNK_TABLE_MEDIA_TYPE, blob, &[])),
+            whiteouts: self.counts.whiteouts + self.counts.opaques > 0,
+            overlay_xattrs: self.overlay,
+        }
+    }
+
+    /// Whether all blobs are in `store`, with the lengths they had.
+    #[must_use]
+    pub fn is_in(&self, store: &StoreDir) -> bool {
+        let here = |blob: &BlobRef| store.blob_size(&blob.digest).is_ok_and(|size| size == Some(blob.size));
+        here(&self.metadata) && self.data.iter().all(here) && self.chunk_table.iter().all(here)
+    }
+}

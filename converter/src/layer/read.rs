@@ -1,0 +1,146 @@
+//! Takes a layer's source apart.
+
+use super::sink::Sink;
+use super::{LayerError, Options, stream, walk};
+use crate::blob::spool::Spool;
+use crate::blob::{Contents, order};
+use crate::entry::Warning;
+use crate::hash::PairHasher;
+use crate::progress::Progress;
+use crate::source::{LayerOrigin, SourceLayer};
+use crate::tree::Tree;
+use crate::tree::build::Open;
+use fs3_client::{Digest, Hasher, Staged, StoreDir};
+use std::io::Write as _;
+
+/// A layer in parts: all of it but the metadata image.
+#[derive(Debug)]
+pub struct ReadLayer {
+    /// Its inodes and names.
+    pub tree: Tree,
+    /// What it leaves to the layers below.
+    pub open: Open,
+    /// What its data blob holds.
+    pub contents: Contents,
+    /// The contents of its small files.
+    pub spool: Spool,
+    /// The data blob, not published yet; `None` when no file needs one.
+    pub data: Option<DataBlob>,
+    /// Digest and length of the stored bytes that were read; `None` for a directory.
+    pub source: Option<(Digest, u64)>,
+    /// Digest of the plain tar; `None` for a directory.
+    pub diff_id: Option<Digest>,
+    /// Oddities, in the order of the source.
+    pub warnings: Vec<Warning>,
+}
+
+/// A complete data blob under a temporary name.
+#[derive(Debug)]
+pub struct DataBlob {
+    /// The file.
+    pub staged: Staged,
+    /// Of its bytes.
+    pub digest: Digest,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// Reads `layer` to its end, checks its digests, and writes its data blob under a temporary name.
+///
+/// # Errors
+/// When the source is not what it says, cannot be a file system, or reading or writing fails. Nothing is left then.
+pub fn read(
+    layer: &SourceLayer,
+    index: usize,
+    options: &Options,
+    store: &StoreDir,
+    progress: &dyn Progress,
+) -> Result<ReadLayer, LayerError> {
+    let spool = Spool::new(&store.scratch()).map_err(LayerError::Scratch)?;
+    let whiteouts = !matches!(layer.origin, LayerOrigin::Dir(_));
+    let mut sink = Sink::new(options, whiteouts, spool);
+    let mut out = BlobOut { store, staged: None, hash: PairHasher::default() };
+    let mut warnings = Vec::new();
+    let source = match &layer.origin {
+        LayerOrigin::Dir(path) => {
+            walk::walk(path, &mut sink, &mut out, &mut |bytes| progress.layer_read(index, bytes), &mut warnings)?;
+            None
+        }
+        LayerOrigin::Stdin | LayerOrigin::Range { .. } => {
+            let read = |bytes| progress.layer_read(index, bytes);
+            Some(stream::stream(layer, options, &mut sink, &mut out, &read, &mut warnings)?)
+        }
+    };
+    warnings.append(&mut sink.take_warnings());
+    let Sink { builder, blob, spool, .. } = sink;
+    let (contents, mut segments) = blob.finish()?;
+    out.drain(b"", &mut segments)?;
+    let (tree, open) = builder.finish();
+    let mut layer_read =
+        ReadLayer { tree, open, contents, spool, data: None, source, diff_id: None, warnings };
+    let (plain, blob) = out.hash.finish();
+    if source.is_some() {
+        if let Some(expected) = layer.diff_id.filter(|expected| *expected != plain) {
+            return Err(LayerError::DiffId { expected, found: plain });
+        }
+        layer_read.diff_id = Some(plain);
+    }
+    if let Some(staged) = out.staged {
+        layer_read.settle_order(staged, blob, store)?;
+    }
+    Ok(layer_read)
+}
+
+impl ReadLayer {
+    /// Keeps the blob when its chunks are in tree order, else writes one where they are.
+    fn settle_order(&mut self, staged: Staged, digest: Digest, store: &StoreDir) -> Result<(), LayerError> {
+        let order = self.tree.order();
+        if order::is_canonical(&self.tree, &order, &self.contents) {
+            let size = u64::from(self.contents.blocks) * u64::from(crate::erofs::format::BLOCK_SIZE);
+            self.data = Some(DataBlob { staged, digest, size });
+            return Ok(());
+        }
+        tracing::debug!("entries are not in tree order: rewriting the data blob");
+        let ordered = store.stage("data")?;
+        let mut hasher = Hasher::default();
+        let contents = std::mem::take(&mut self.contents);
+        self.contents = order::rewrite(&mut self.tree, &order, contents, &*staged, |segment| {
+            hasher.update(segment);
+            (&*ordered).write_all(segment)
+        })?;
+        let size = hasher.len();
+        if size > 0 {
+            self.data = Some(DataBlob { staged: ordered, digest: hasher.finish(), size });
+        }
+        Ok(())
+    }
+}
+
+/// Where a blob's segments go as soon as they are complete.
+pub(super) struct BlobOut<'s> {
+    store: &'s StoreDir,
+    staged: Option<Staged>,
+    hash: PairHasher,
+}
+
+impl BlobOut<'_> {
+    /// Hashes `plain` together with what is new in `segments`, and writes the segments that are complete.
+    pub(super) fn drain(
+        &mut self,
+        plain: &[u8],
+        segments: &mut crate::blob::Segments,
+    ) -> Result<(), LayerError> {
+        self.hash.update(plain, &segments.unhashed());
+        segments.mark_hashed();
+        while let Some(segment) = segments.take() {
+            let staged = match &self.staged {
+                Some(staged) => staged,
+                None => self.staged.insert(self.store.stage("data")?),
+            };
+            let mut file: &std::fs::File = staged;
+            file.write_all(&segment).map_err(LayerError::Scratch)?;
+            segments.recycle(segment);
+        }
+        Ok(())
+    }
+}
