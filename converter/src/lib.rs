@@ -2,5 +2,8 @@
 
 pub mod entry;
 pub mod erofs;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod manifest;
 pub mod read_at;
+pub mod tar;

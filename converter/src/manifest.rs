@@ -250,8 +250,7 @@ impl Image {
         }
         let mut layers: Vec<Layer> = Vec::new();
         for (index, wire) in wire.layers.iter().enumerate() {
-            let fail =
-                |what: &str| ManifestError::Layer { index, digest: wire.digest.clone(), what: what.to_owned() };
+            let fail = |what: &str| ManifestError::Layer { index, digest: wire.digest.clone(), what: what.to_owned() };
             let get = |key: &str| wire.annotations.get(key).map(String::as_str);
             let layer: usize = get(annotation::LAYER)
                 .and_then(|v| v.parse().ok())
