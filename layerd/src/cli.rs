@@ -1,0 +1,92 @@
+//! The command line.
+
+mod mount;
+mod umount;
+
+use crate::MountError;
+use clap::{Parser, Subcommand};
+use fs3_client::StoreError;
+use std::process::ExitCode;
+
+/// Exit code when something failed.
+const FAILED: u8 = 1;
+/// Exit code when stored data is not what it should be. (2 is clap's, for a command line that makes no sense.)
+const CORRUPT: u8 = 3;
+
+/// Mounts layered images as the roots of sandboxes.
+#[derive(Debug, Parser)]
+#[command(
+    name = "layerd",
+    version,
+    propagate_version = true,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the stored data is damaged.\n\
+                  Images are made by `dsec-convert`, see `dsec-convert help convert`."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Mount(mount::Mount),
+    Umount(umount::Umount),
+}
+
+impl Cli {
+    /// Does what was asked, and prints what came of it.
+    #[must_use]
+    #[allow(clippy::print_stderr)]
+    pub fn run(self) -> ExitCode {
+        let done = match self.command {
+            Command::Mount(mount) => mount.run(),
+            Command::Umount(umount) => umount.run(),
+        };
+        let Err(error) = done else { return ExitCode::SUCCESS };
+        eprintln!("error: {error}");
+        if let Some(hint) = hint(&error) {
+            eprintln!("hint: {hint}");
+        }
+        ExitCode::from(if error.is_corrupt() { CORRUPT } else { FAILED })
+    }
+}
+
+fn hint(error: &MountError) -> Option<&'static str> {
+    let denied = match error {
+        MountError::Io { source, .. } | MountError::Store(StoreError::Io { source, .. }) => {
+            source.kind() == std::io::ErrorKind::PermissionDenied
+        }
+        _ => false,
+    };
+    if denied && !rustix::process::geteuid().is_root() {
+        return Some("mounting needs root (CAP_SYS_ADMIN)");
+    }
+    error.hint()
+}
+
+#[allow(clippy::print_stdout)]
+fn print_json(value: &impl serde::Serialize) {
+    println!("{}", serde_json::to_string_pretty(value).expect("plain data always serialises"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_last_of_the_names_is_the_mountpoint() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' '));
+        let Command::Mount(mount) = parse("layerd mount --store s a:1 b:2 c /mnt").unwrap().command else { panic!() };
+        assert_eq!(mount.images.len(), 3);
+        assert_eq!(mount.mountpoint, std::path::Path::new("/mnt"));
+        assert!(parse("layerd mount --store s /mnt").is_err());
+        assert!(parse("layerd mount a:1 /mnt").is_err());
+        assert!(parse("layerd mount --store s A:1 /mnt").unwrap_err().to_string().contains("expected NAME:TAG"));
+    }
+}
