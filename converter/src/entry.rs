@@ -113,7 +113,7 @@ pub trait EntrySink {
 }
 
 /// Something odd that did not stop the conversion; `entry` names where.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Warning {
     /// The entry's path, printable (bytes that are not UTF-8 escaped), or empty for the layer itself.
     pub entry: String,

@@ -12,7 +12,7 @@ mod stream;
 mod walk;
 
 pub use error::LayerError;
-pub use publish::{Record, publish};
+pub use publish::{BlobRef, Record, publish};
 pub use read::{ReadLayer, read};
 
 use crate::blob::ChunkSizes;

@@ -2,6 +2,7 @@
 
 pub mod blob;
 pub mod chunk_table;
+pub mod convert;
 pub mod entry;
 pub mod erofs;
 pub mod extent;
@@ -13,6 +14,7 @@ pub mod manifest;
 pub mod progress;
 pub mod read_at;
 pub mod source;
+mod stack;
 pub mod tar;
 pub mod tree;
 pub mod unpack;

@@ -8,6 +8,7 @@
 //! Memory is about 100 bytes an inode: names lie in one arena, and directories are ranges of one sorted array.
 
 pub mod build;
+mod edit;
 pub mod whiteout;
 pub mod xattrs;
 
@@ -129,6 +130,7 @@ pub struct Tree {
     names: Vec<u8>,
     xattrs: XattrSets,
     whiteout: Option<InodeId>,
+    added: edit::Added,
 }
 
 impl Tree {

@@ -63,9 +63,9 @@ proptest! {
         let mut end = 0;
         for stored in &contents.stored {
             prop_assert!(stored.start >= end);
-            end = stored.start + stored.starts;
+            end = stored.start + stored.blocks;
             let at = stored.start as usize * 4096;
-            let bytes = &blob[at..at + stored.starts as usize * 4096];
+            let bytes = &blob[at..at + stored.blocks as usize * 4096];
             prop_assert_eq!(*blake3::hash(bytes).as_bytes(), stored.digest);
         }
     }

@@ -174,3 +174,14 @@ pub(super) fn list<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String 
         _ => format!("{} and {more} more", names.join(", ")),
     }
 }
+
+impl SourceError {
+    /// Whether bytes are damaged, rather than of another kind than was asked for.
+    #[must_use]
+    pub fn is_corrupt(&self) -> bool {
+        match self {
+            Self::Archive { .. } | Self::Json(_) | Self::Size { .. } | Self::Digest { .. } => true,
+            _ => false,
+        }
+    }
+}

@@ -245,6 +245,7 @@ impl Builder {
             names: self.names,
             xattrs: self.xattrs,
             whiteout,
+            added: super::edit::Added::default(),
         };
         tree.sort();
         let open = tree.open();
@@ -689,26 +690,6 @@ fn split_path(path: &[u8]) -> Result<Option<(Vec<&[u8]>, &[u8])>, TreeError> {
 }
 
 impl Tree {
-    /// Sorts names and tells every directory which are its own.
-    fn sort(&mut self) {
-        self.edges.retain(|e| e.inode != NO_INODE);
-        let names = &self.names;
-        let name = |e: &Edge| &names[e.name_start as usize..][..e.name_len as usize];
-        self.edges.sort_unstable_by(|a, b| a.directory.cmp(&b.directory).then_with(|| name(a).cmp(name(b))));
-        for inode in &mut self.inodes {
-            if let Kind::Directory(d) = &mut inode.kind {
-                (d.first, d.count) = (0, 0);
-            }
-        }
-        let mut start = 0;
-        for group in self.edges.chunk_by(|a, b| a.directory == b.directory) {
-            if let Kind::Directory(d) = &mut self.inodes[group[0].directory as usize].kind {
-                (d.first, d.count) = (id_of(start), id_of(group.len()));
-            }
-            start += group.len();
-        }
-    }
-
     /// What the layers below have to settle.
     #[must_use]
     pub fn open(&self) -> Open {

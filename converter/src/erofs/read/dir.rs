@@ -193,4 +193,21 @@ impl<R: ReadAt> Image<R> {
         }
         Ok(Dir { image: self, cursor: Cursor::new(inode) })
     }
+
+    /// The node that `name` leads to in a directory.
+    ///
+    /// # Errors
+    /// When `inode` is no directory, or a broken one.
+    pub fn lookup(&self, inode: &Inode, name: &[u8]) -> Result<Option<u64>, ReadError> {
+        for entry in self.dir(inode)? {
+            let entry = entry?;
+            match entry.name.as_slice().cmp(name) {
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Equal => return Ok(Some(entry.nid)),
+                // Sorted: it will not come.
+                std::cmp::Ordering::Greater => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
 }

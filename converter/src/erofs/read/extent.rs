@@ -248,6 +248,15 @@ impl<R: ReadAt> Image<R> {
         Ok(Extent { file_offset: start, len, data: Data::Inline { offset } })
     }
 
+    /// log2 of the chunk size of a chunk-based inode.
+    ///
+    /// # Errors
+    /// When the inode is broken.
+    pub fn chunk_bits(&self, inode: &Inode) -> Result<u8, ReadError> {
+        let bits = self.chunk_table(inode)?.chunk_bits;
+        u8::try_from(bits).map_err(|_| ReadError::inode(inode.nid, "chunk format", format!("2^{bits} bytes")))
+    }
+
     /// The chunk table of a chunk-based inode, checked to be inside the image.
     pub(in crate::erofs) fn chunk_table(&self, inode: &Inode) -> Result<ChunkTable, ReadError> {
         let format = u32::try_from(inode.data & 0xffff).unwrap_or(0);

@@ -1,0 +1,377 @@
+//! An image on its way into a store: its layers in parallel, then its manifest and its ref.
+//!
+//! Every layer is read without the others. One that leaves nothing open is published at once; one that has parents
+//! without entries, or hard links into lower layers, waits until those below are published, and takes from their
+//! metadata images what it needs ([`crate::stack`]). Workers take layers from the bottom, so that little ever waits.
+//!
+//! A finished layer is remembered in the store under a key of all that decides its bytes, so that a later run, of this
+//! image or another one, takes it as it is.
+
+use crate::entry::Warning;
+use crate::layer::{self, LayerError, Options, ReadLayer, Record};
+use crate::manifest::{self, CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Unresolved};
+use crate::progress::Progress;
+use crate::source::{self, LayerOrigin, Platform, SourceError, SourceImage, SourceLayer, SourceRef};
+use crate::stack;
+use fs3_client::{Digest, RefName, StoreDir, StoreError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Increased whenever the same source and options give other bytes than before: older records are then not used.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What to convert, and how.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Where the image is.
+    pub source: SourceRef,
+    /// Which of a multi-platform image.
+    pub platform: Platform,
+    /// What shapes the layers.
+    pub options: Options,
+    /// Layers at a time, at least 1.
+    pub jobs: usize,
+}
+
+/// A converted image that is in the store, but has no name yet.
+#[derive(Debug)]
+pub struct Converted {
+    /// The image.
+    pub image: manifest::Image,
+    /// Digest of its manifest.
+    pub manifest: Digest,
+    /// Length of its manifest in bytes.
+    pub manifest_size: u64,
+    /// What its config says it is for.
+    pub platform: Option<Platform>,
+    /// Its layers, bottom first.
+    pub layers: Vec<ConvertedLayer>,
+    /// Oddities of the image as a whole.
+    pub warnings: Vec<Warning>,
+}
+
+/// One layer of a conversion.
+#[derive(Debug, Clone)]
+pub struct ConvertedLayer {
+    /// What it became.
+    pub record: Record,
+    /// Whether an earlier run had done it.
+    pub reused: bool,
+    /// Time from its begin to its end.
+    pub took: Duration,
+    /// Bytes of its source.
+    pub source_size: Option<u64>,
+}
+
+/// Why an image was not converted.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// The source cannot be read, or holds no such image.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A layer failed.
+    #[error("layer {index} ({name}): {error}")]
+    Layer {
+        /// 0 is the bottom one.
+        index: usize,
+        /// Its digest or path.
+        name: String,
+        /// Why.
+        error: LayerError,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl ConvertError {
+    /// Whether the source's bytes, or a blob's, are damaged.
+    #[must_use]
+    pub fn is_corrupt(&self) -> bool {
+        match self {
+            Self::Source(e) => e.is_corrupt(),
+            Self::Layer { error, .. } => error.is_corrupt(),
+            Self::Store(e) => e.is_corrupt(),
+        }
+    }
+}
+
+/// Converts an image and publishes everything but its name.
+///
+/// # Errors
+/// The first failure; what was published before it stays for the next run.
+pub fn convert(request: &Request, store: &StoreDir, progress: &dyn Progress) -> Result<Converted, ConvertError> {
+    let source = source::resolve(&request.source, &request.platform, &store.scratch())?;
+    let layers = Stack::new(&source, request, store, progress).run()?;
+    publish_image(source, layers, store)
+}
+
+/// Converts, and gives the image its name.
+///
+/// # Errors
+/// As [`convert`], and when the ref cannot be written.
+pub fn convert_as(
+    name: &RefName,
+    request: &Request,
+    store: &StoreDir,
+    progress: &dyn Progress,
+) -> Result<Converted, ConvertError> {
+    let converted = convert(request, store, progress)?;
+    let descriptor =
+        manifest::descriptor(MANIFEST_MEDIA_TYPE, converted.manifest, converted.manifest_size, &[]);
+    store.write_ref(name, &descriptor)?;
+    Ok(converted)
+}
+
+fn publish_image(
+    source: SourceImage,
+    layers: Vec<ConvertedLayer>,
+    store: &StoreDir,
+) -> Result<Converted, ConvertError> {
+    let config = source.config.clone().unwrap_or_else(|| minimal_config(&layers));
+    let config = store.publish_bytes(&config)?;
+    let mut annotations = BTreeMap::new();
+    if let Some(digest) = source.manifest {
+        annotations.insert("dev.dsec.source.manifest".to_owned(), digest.to_string());
+    }
+    let image = manifest::Image {
+        config: manifest::descriptor(CONFIG_MEDIA_TYPE, config.digest, config.size, &[]),
+        layers: layers.iter().map(|layer| layer.record.to_layer()).collect(),
+        annotations,
+    };
+    let published = store.publish_bytes(&image.to_json())?;
+    Ok(Converted {
+        image,
+        manifest: published.digest,
+        manifest_size: published.size,
+        platform: source.platform.clone(),
+        layers,
+        warnings: source.warnings.clone(),
+    })
+}
+
+/// A config for what comes without one: no time and no host in it, so that the same tree gives the same image.
+fn minimal_config(layers: &[ConvertedLayer]) -> Vec<u8> {
+    let host = Platform::host();
+    // A directory has no tar; its tree is known by its metadata image.
+    let diff_ids: Vec<String> =
+        layers.iter().map(|l| l.record.diff_id.unwrap_or(l.record.metadata.digest).to_string()).collect();
+    let config = serde_json::json!({
+        "architecture": host.architecture,
+        "os": host.os,
+        "config": {},
+        "rootfs": { "type": "layers", "diff_ids": diff_ids },
+    });
+    config.to_string().into_bytes()
+}
+
+enum Slot {
+    Waiting,
+    /// Taken apart; the layers below are not all published.
+    Read(Box<ReadLayer>, Instant),
+    Busy,
+    Done(Box<ConvertedLayer>),
+}
+
+struct Stack<'c> {
+    layers: &'c [SourceLayer],
+    /// Whether these layers are a whole image, so that nothing can be below.
+    whole: bool,
+    request: &'c Request,
+    store: &'c StoreDir,
+    progress: &'c dyn Progress,
+    slots: Mutex<Vec<Slot>>,
+    next: AtomicUsize,
+    failed: AtomicBool,
+    failure: Mutex<Option<(usize, LayerError)>>,
+}
+
+impl<'c> Stack<'c> {
+    fn new(
+        source: &'c SourceImage,
+        request: &'c Request,
+        store: &'c StoreDir,
+        progress: &'c dyn Progress,
+    ) -> Self {
+        Self {
+            layers: &source.layers,
+            whole: !matches!(request.source, SourceRef::Tar(_) | SourceRef::Dir { .. }),
+            request,
+            store,
+            progress,
+            slots: Mutex::new(source.layers.iter().map(|_| Slot::Waiting).collect()),
+            next: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        }
+    }
+
+    fn run(self) -> Result<Vec<ConvertedLayer>, ConvertError> {
+        std::thread::scope(|scope| {
+            for _ in 1..self.request.jobs.min(self.layers.len()) {
+                scope.spawn(|| self.work());
+            }
+            self.work();
+        });
+        if let Some((index, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(ConvertError::Layer { index, name: name_of(&self.layers[index]), error });
+        }
+        let slots = self.slots.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let done = slots.into_iter().map(|slot| match slot {
+            Slot::Done(layer) => *layer,
+            _ => unreachable!("no layer failed, so all are done"),
+        });
+        Ok(done.collect())
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= self.layers.len() || self.failed.load(Ordering::Relaxed) {
+                return;
+            }
+            let outcome = self.begin(index).map_err(|e| (index, e)).and_then(|()| self.advance());
+            if let Err((index, error)) = outcome {
+                self.failed.store(true, Ordering::Relaxed);
+                let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                // The lowest layer's failure is the one told, so that the message does not depend on timing more
+                // than it must.
+                if failure.as_ref().is_none_or(|(first, _)| index < *first) {
+                    *failure = Some((index, error));
+                }
+                return;
+            }
+        }
+    }
+
+    /// Reads a layer, and publishes it if it needs no other.
+    fn begin(&self, index: usize) -> Result<(), LayerError> {
+        let began = Instant::now();
+        let layer = &self.layers[index];
+        self.progress.layer_started(index, layer.size.or_else(|| origin_size(&layer.origin)));
+        for key in [self.key(index, false), self.key(index, true)].into_iter().flatten() {
+            if let Some(record) = self.recall(&key)? {
+                self.done(index, record, true, began);
+                return Ok(());
+            }
+        }
+        let mut read = layer::read(layer, index, &self.request.options, self.store, self.progress)?;
+        if !self.whole {
+            let unresolved = stack::leave_open(&mut read);
+            let record = layer::publish(read, &[], unresolved, &self.request.options, self.store)?;
+            self.remember(index, false, &record)?;
+            self.done(index, record, false, began);
+        } else if !read.open.implied && read.open.links.is_empty() {
+            let record = layer::publish(read, &[], Unresolved::default(), &self.request.options, self.store)?;
+            self.remember(index, false, &record)?;
+            self.done(index, record, false, began);
+        } else {
+            self.slots()[index] = Slot::Read(Box::new(read), began);
+        }
+        Ok(())
+    }
+
+    /// Publishes every layer that waited for others which are published now.
+    fn advance(&self) -> Result<(), (usize, LayerError)> {
+        while let Some((index, read, began, below)) = self.take_ready() {
+            let settled = self.settle(index, *read, &below).map_err(|e| (index, e))?;
+            self.done(index, settled, false, began);
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::type_complexity, reason = "named nowhere else")]
+    fn take_ready(&self) -> Option<(usize, Box<ReadLayer>, Instant, Vec<Record>)> {
+        let mut slots = self.slots();
+        let undone = slots.iter().position(|slot| !matches!(slot, Slot::Done(_)))?;
+        if !matches!(slots[undone], Slot::Read(..)) {
+            return None;
+        }
+        let below = slots[..undone].iter().map(|slot| match slot {
+            Slot::Done(layer) => layer.record.clone(),
+            _ => unreachable!("all slots below are done"),
+        });
+        let below = below.collect();
+        match std::mem::replace(&mut slots[undone], Slot::Busy) {
+            Slot::Read(read, began) => Some((undone, read, began, below)),
+            _ => unreachable!("it was just seen"),
+        }
+    }
+
+    fn settle(&self, index: usize, mut read: ReadLayer, below: &[Record]) -> Result<Record, LayerError> {
+        let lower = stack::settle(&mut read, below, self.store, self.request.options.overlay)?;
+        let record = layer::publish(read, &lower, Unresolved::default(), &self.request.options, self.store)?;
+        self.remember(index, true, &record)?;
+        Ok(record)
+    }
+
+    fn done(&self, index: usize, record: Record, reused: bool, began: Instant) {
+        let source_size = self.layers[index].size.or_else(|| origin_size(&self.layers[index].origin));
+        let layer = ConvertedLayer { record, reused, took: began.elapsed(), source_size };
+        self.slots()[index] = Slot::Done(Box::new(layer));
+        self.progress.layer_finished(index, reused);
+    }
+
+    /// A finished layer of an earlier run, if all of it is still there.
+    fn recall(&self, key: &str) -> Result<Option<Record>, LayerError> {
+        let Some(bytes) = self.store.record(key)? else { return Ok(None) };
+        match serde_json::from_slice::<Record>(&bytes) {
+            Ok(record) if record.is_in(self.store) => Ok(Some(record)),
+            Ok(_) => Ok(None),
+            Err(e) => {
+                tracing::warn!("record {key} cannot be read, the layer is converted again: {e}");
+                Ok(None)
+            }
+        }
+    }
+
+    fn remember(&self, index: usize, with_lower: bool, record: &Record) -> Result<(), LayerError> {
+        if let Some(key) = self.key(index, with_lower) {
+            let json = serde_json::to_vec(record).expect("a record always serialises");
+            self.store.write_record(&key, &json)?;
+        }
+        Ok(())
+    }
+
+    /// What decides a layer's bytes: its own source, the options and, where it took something from them, the layers
+    /// below. `None` when the source is only known by reading it.
+    fn key(&self, index: usize, with_lower: bool) -> Option<String> {
+        let identity = |layer: &SourceLayer| {
+            let id = layer.digest.or(layer.diff_id)?;
+            Some(format!("{id} {}", layer.diff_id.map_or_else(String::new, |d| d.to_string())))
+        };
+        let lower = if with_lower { &self.layers[..index] } else { &[] };
+        let lower: Option<Vec<String>> = lower.iter().map(identity).collect();
+        let text = serde_json::json!({
+            "version": FORMAT_VERSION,
+            "source": identity(&self.layers[index])?,
+            "whole": self.whole,
+            "lower": with_lower.then_some(lower?),
+            "inline_max": self.request.options.inline_max,
+            "chunk_bits": self.request.options.chunks.max_bits,
+            "overlay": self.request.options.overlay,
+        });
+        Some(Digest::of(text.to_string().as_bytes()).hex())
+    }
+}
+
+fn origin_size(origin: &LayerOrigin) -> Option<u64> {
+    match origin {
+        LayerOrigin::Range { len, .. } => Some(*len),
+        LayerOrigin::Stdin | LayerOrigin::Dir(_) => None,
+    }
+}
+
+fn name_of(layer: &SourceLayer) -> String {
+    match (&layer.digest, &layer.origin) {
+        (Some(digest), _) => digest.to_string(),
+        (None, LayerOrigin::Range { path, .. } | LayerOrigin::Dir(path)) => path.display().to_string(),
+        (None, LayerOrigin::Stdin) => "standard input".to_owned(),
+    }
+}

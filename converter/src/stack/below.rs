@@ -1,0 +1,191 @@
+//! The lower layers of a stack as one merged tree, the way overlayfs merges them.
+
+use crate::erofs::read::{Image, Inode, ReadError};
+use crate::erofs::format::{DataLayout, FileType};
+use crate::layer::{BlobRef, LayerError, Record};
+use crate::manifest::OverlayXattrs;
+use fs3_client::StoreDir;
+use std::cell::RefCell;
+use std::fs::File;
+use std::ops::Deref;
+
+/// Most symbolic links followed for one path.
+const FOLLOW_MAX: usize = 40;
+
+/// One lower layer.
+pub(super) struct Lower {
+    image: Image<File>,
+    data: Vec<BlobRef>,
+}
+
+impl Deref for Lower {
+    type Target = Image<File>;
+
+    fn deref(&self) -> &Image<File> {
+        &self.image
+    }
+}
+
+impl Lower {
+    /// The blob behind device `device`.
+    pub(super) fn blob(&self, device: u16) -> Result<&BlobRef, ReadError> {
+        self.data.get(usize::from(device).wrapping_sub(1)).ok_or_else(|| ReadError::Superblock {
+            field: "extra_devices",
+            what: format!("device {device} has no blob"),
+        })
+    }
+
+    /// log2 of a chunked file's chunk size; `None` for other layouts.
+    pub(super) fn chunk_bits(&self, inode: &Inode) -> Result<Option<u8>, ReadError> {
+        if inode.layout != DataLayout::ChunkBased {
+            return Ok(None);
+        }
+        self.image.chunk_bits(inode).map(Some)
+    }
+}
+
+/// What is at a path.
+pub(super) enum Found<'b> {
+    Nothing,
+    /// A directory: the topmost of those merged there.
+    Directory(Inode, &'b Lower),
+    /// Anything else.
+    Object(Inode, &'b Lower),
+}
+
+/// Lower layers, bottom first.
+pub(super) struct Below {
+    layers: Vec<Lower>,
+    overlay: OverlayXattrs,
+    root: Merged,
+    /// From the root to the last directory that was looked at.
+    way: RefCell<Vec<(Vec<u8>, Merged)>>,
+}
+
+/// The directories that are merged at one path, topmost first: (layer, inode).
+type Merged = Vec<(usize, Inode)>;
+
+impl Below {
+    pub(super) fn open(records: &[Record], store: &StoreDir, overlay: OverlayXattrs) -> Result<Self, LayerError> {
+        let layers = records.iter().map(|record| {
+            let file = store.open_blob(&record.metadata.digest, record.metadata.size)?;
+            Ok(Lower { image: Image::open(file)?, data: record.data.clone() })
+        });
+        let layers: Vec<Lower> = layers.collect::<Result<_, LayerError>>()?;
+        let mut below = Self { layers, overlay, root: Vec::new(), way: RefCell::default() };
+        for (layer, lower) in below.layers.iter().enumerate().rev() {
+            let root = lower.root()?;
+            let opaque = below.is_opaque(lower, &root)?;
+            below.root.push((layer, root));
+            if opaque {
+                break;
+            }
+        }
+        Ok(below)
+    }
+
+    /// What is at `path`, its own parents taken as they are (no symbolic link is followed).
+    ///
+    /// The way to the last path is kept, since paths come in tree order: a deep tree is not walked from its root for
+    /// every directory.
+    pub(super) fn look(&self, path: &[u8]) -> Result<Found<'_>, ReadError> {
+        let mut way = self.way.borrow_mut();
+        let components: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|c| !c.is_empty()).collect();
+        let common = way.iter().zip(&components).take_while(|((name, _), component)| name == *component).count();
+        way.truncate(common);
+        for (at, component) in components.iter().enumerate().skip(common) {
+            let step = match way.last() {
+                Some((_, merged)) => self.step(merged, component)?,
+                None => self.step(&self.root, component)?,
+            };
+            match step {
+                Step::Directory(below) => way.push((component.to_vec(), below)),
+                Step::Object(layer, inode) if at + 1 == components.len() => {
+                    return Ok(Found::Object(inode, &self.layers[layer]));
+                }
+                Step::Object(..) | Step::Nothing => return Ok(Found::Nothing),
+            }
+        }
+        let merged = way.last().map_or(&self.root, |(_, merged)| merged);
+        Ok(match merged.first() {
+            Some((layer, inode)) => Found::Directory(inode.clone(), &self.layers[*layer]),
+            None => Found::Nothing,
+        })
+    }
+
+    /// Where `path` leads when every symbolic link in it is followed inside the root, the last one too. What does not
+    /// exist is kept as it is.
+    pub(super) fn follow(&self, path: &[u8]) -> Result<Vec<Vec<u8>>, ReadError> {
+        let mut todo: Vec<Vec<u8>> =
+            path.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().map(<[u8]>::to_vec).collect();
+        let mut real: Vec<Vec<u8>> = Vec::new();
+        let mut followed = 0;
+        while let Some(component) = todo.pop() {
+            if component == b"." {
+                continue;
+            }
+            if component == b".." {
+                real.pop();
+                continue;
+            }
+            real.push(component);
+            let Found::Object(inode, image) = self.look(&real.join(&b'/'))? else { continue };
+            if inode.file_type() != FileType::Symlink || followed == FOLLOW_MAX {
+                continue;
+            }
+            followed += 1;
+            let target = image.read_link(&inode)?;
+            if target.starts_with(b"/") {
+                real.clear();
+            } else {
+                real.pop();
+            }
+            todo.extend(target.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().map(<[u8]>::to_vec));
+        }
+        Ok(real)
+    }
+
+    /// `path` with its parents followed and its last component kept; `None` for the root.
+    pub(super) fn parent_of(&self, path: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
+        let mut components: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|c| !c.is_empty()).collect();
+        let Some(name) = components.pop() else { return Ok(None) };
+        let mut place = self.follow(&components.join(&b'/'))?;
+        place.push(name.to_vec());
+        Ok(Some(place.join(&b'/')))
+    }
+
+    fn step(&self, merged: &Merged, name: &[u8]) -> Result<Step, ReadError> {
+        let mut below: Merged = Vec::new();
+        for (layer, directory) in merged {
+            let lower = &self.layers[*layer];
+            let Some(nid) = lower.lookup(directory, name)? else { continue };
+            let inode = lower.inode(nid)?;
+            if inode.is_whiteout() {
+                break;
+            }
+            if !inode.is_dir() {
+                return Ok(if below.is_empty() { Step::Object(*layer, inode) } else { Step::Directory(below) });
+            }
+            let opaque = self.is_opaque(lower, &inode)?;
+            below.push((*layer, inode));
+            if opaque {
+                break;
+            }
+        }
+        Ok(if below.is_empty() { Step::Nothing } else { Step::Directory(below) })
+    }
+
+    fn is_opaque(&self, lower: &Lower, directory: &Inode) -> Result<bool, ReadError> {
+        if directory.xattr_size == 0 {
+            return Ok(false);
+        }
+        let name = format!("{}opaque", self.overlay.prefix());
+        Ok(lower.xattrs(directory)?.iter().any(|x| x.name == name.as_bytes() && x.value == b"y"))
+    }
+}
+
+enum Step {
+    Nothing,
+    Directory(Merged),
+    Object(usize, Inode),
+}

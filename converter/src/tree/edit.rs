@@ -1,0 +1,212 @@
+//! Changes to a finished tree, for what [`crate::stack`] finds out. Names that are added or removed show in
+//! [`Tree::names_of`] after [`Tree::sort`].
+
+use super::{Directory, Edge, Inode, InodeId, Kind, NO_INODE, ROOT, SetId, Tree};
+use crate::entry::{Timestamp, Xattr};
+use std::collections::{HashMap, HashSet};
+
+/// Names that are not sorted in yet.
+#[derive(Debug, Default)]
+pub(super) struct Added {
+    edges: Vec<Edge>,
+    index: HashMap<(InodeId, Box<[u8]>), InodeId>,
+}
+
+impl Tree {
+    /// The inode that `name` of `directory` leads to.
+    #[must_use]
+    pub fn child(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
+        let range = self.range(directory);
+        let edges = &self.edges[range];
+        match edges.binary_search_by(|edge| self.name(edge).cmp(name)) {
+            Ok(at) if edges[at].inode != NO_INODE => Some(edges[at].inode),
+            _ if self.added.index.is_empty() => None,
+            _ => self.added.index.get(&(directory, name.into())).copied(),
+        }
+    }
+
+    /// The set of `xattrs`, for an inode of this tree.
+    pub(crate) fn intern(&mut self, xattrs: Vec<Xattr>) -> SetId {
+        self.xattrs.intern(xattrs)
+    }
+
+    /// Puts `inode` into `directory` as `name`, which it does not have yet.
+    ///
+    /// # Panics
+    /// When the names exceed 4 GiB: they came from a tree that was checked for that, and a lower layer's.
+    pub(crate) fn add_name(&mut self, directory: InodeId, name: &[u8], inode: InodeId) {
+        let name_start = u32::try_from(self.names.len()).expect("names of two checked trees");
+        let name_len = u8::try_from(name.len()).expect("a name of a checked tree");
+        self.names.extend_from_slice(name);
+        self.added.edges.push(Edge { directory, inode, name_start, name_len });
+        self.added.index.insert((directory, name.into()), inode);
+    }
+
+    /// Makes a directory without an entry of its own.
+    ///
+    /// # Panics
+    /// When there are 2^32 inodes.
+    pub(crate) fn add_directory(&mut self, parent: InodeId, name: &[u8]) -> InodeId {
+        let id = u32::try_from(self.inodes.len()).expect("fewer than 2^32 inodes");
+        self.inodes.push(Inode {
+            kind: Kind::Directory(Directory { parent, implied: true, ..Directory::default() }),
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            mtime: Timestamp::default(),
+            xattrs: SetId::EMPTY,
+        });
+        self.add_name(parent, name, id);
+        id
+    }
+
+    /// Sorts names, and tells every directory which are its own.
+    pub(crate) fn sort(&mut self) {
+        let added = std::mem::take(&mut self.added);
+        self.edges.extend(added.edges);
+        self.edges.retain(|e| e.inode != NO_INODE);
+        let names = &self.names;
+        let name = |e: &Edge| &names[e.name_start as usize..][..e.name_len as usize];
+        self.edges.sort_unstable_by(|a, b| a.directory.cmp(&b.directory).then_with(|| name(a).cmp(name(b))));
+        for inode in &mut self.inodes {
+            if let Kind::Directory(d) = &mut inode.kind {
+                (d.first, d.count) = (0, 0);
+            }
+        }
+        let mut start = 0;
+        for group in self.edges.chunk_by(|a, b| a.directory == b.directory) {
+            if let Kind::Directory(d) = &mut self.inodes[group[0].directory as usize].kind {
+                // There are fewer than 2^32 names: each has its own place among less than 4 GiB of them.
+                (d.first, d.count) =
+                    (u32::try_from(start).unwrap_or(u32::MAX), u32::try_from(group.len()).unwrap_or(u32::MAX));
+            }
+            start += group.len();
+        }
+    }
+
+    /// Takes out every name for which `remove(path, kind of its inode)` says so.
+    pub(crate) fn remove_names(&mut self, mut remove: impl FnMut(&[u8], &Kind) -> bool) {
+        let mut gone: HashSet<InodeId> = HashSet::new();
+        self.walk(|path, id| {
+            if remove(path, &self.inodes[id as usize].kind) {
+                gone.insert(id);
+            }
+        });
+        if !gone.is_empty() {
+            self.edges.iter_mut().filter(|e| gone.contains(&e.inode)).for_each(|e| e.inode = NO_INODE);
+            self.sort();
+        }
+    }
+
+    /// Takes out directories with all that is in them.
+    pub(crate) fn remove_directories(&mut self, directories: &HashSet<InodeId>) {
+        self.edges.iter_mut().filter(|e| directories.contains(&e.inode)).for_each(|e| e.inode = NO_INODE);
+        self.sort();
+    }
+
+    /// Lets every name of a key lead to its value instead.
+    pub(crate) fn replace_inodes(&mut self, same: &HashMap<InodeId, InodeId>) {
+        for edge in self.edges.iter_mut().chain(&mut self.added.edges) {
+            if let Some(id) = same.get(&edge.inode) {
+                edge.inode = *id;
+            }
+        }
+    }
+
+    /// By inode: whether a directory above it is opaque, so that nothing of lower layers shows at its place.
+    #[must_use]
+    pub(crate) fn hidden_from_below(&self) -> Vec<bool> {
+        let mut hidden = vec![false; self.inodes.len()];
+        self.visit(|_, id| {
+            if let Kind::Directory(directory) = &self.inodes[id as usize].kind
+                && id != ROOT
+                && let Kind::Directory(parent) = &self.inodes[directory.parent as usize].kind
+            {
+                hidden[id as usize] = parent.opaque || hidden[directory.parent as usize];
+            }
+        });
+        hidden
+    }
+
+    /// The directories that have no entry of their own and hold nothing but whiteouts, however deep.
+    #[must_use]
+    pub(crate) fn directories_of_whiteouts(&self) -> HashSet<InodeId> {
+        let mut directories = Vec::new();
+        self.visit(|_, id| {
+            if self.inodes[id as usize].kind.is_directory() {
+                directories.push(id);
+            }
+        });
+        let mut only: HashSet<InodeId> = HashSet::new();
+        // Contents come after their directory in tree order.
+        for id in directories.into_iter().rev() {
+            let Kind::Directory(directory) = &self.inodes[id as usize].kind else { continue };
+            if directory.implied
+                && self.names_of(id).all(|(_, child)| Some(child) == self.whiteout || only.contains(&child))
+            {
+                only.insert(id);
+            }
+        }
+        only
+    }
+
+    /// Moves what is in the directory `from` to `to`, making directories there as needed, and takes `from` out. A name
+    /// that is there already stays; two directories become one. Nothing happens when something else is in the way.
+    pub(crate) fn move_contents(&mut self, from: &[u8], to: &[Vec<u8>]) {
+        let mut source = ROOT;
+        let mut parent = ROOT;
+        for component in from.split(|b| *b == b'/') {
+            parent = source;
+            let Some(child) = self.child(source, component) else { return };
+            source = child;
+        }
+        let mut target = ROOT;
+        for component in to {
+            target = match self.child(target, component) {
+                Some(child) if self.inodes[child as usize].kind.is_directory() => child,
+                Some(_) => return,
+                None => self.add_directory(target, component),
+            };
+        }
+        if target == source {
+            return;
+        }
+        self.detach(parent, source);
+        self.merge_into(source, target);
+    }
+
+    fn merge_into(&mut self, source: InodeId, target: InodeId) {
+        let mut todo = vec![(source, target)];
+        while let Some((source, target)) = todo.pop() {
+            let names: Vec<(Vec<u8>, InodeId)> = self.names_of(source).map(|(n, id)| (n.to_vec(), id)).collect();
+            if let Kind::Directory(Directory { opaque: true, .. }) = self.inodes[source as usize].kind
+                && let Kind::Directory(directory) = &mut self.inodes[target as usize].kind
+            {
+                directory.opaque = true;
+            }
+            for (name, id) in names {
+                match self.child(target, &name) {
+                    None => {
+                        self.detach(source, id);
+                        self.add_name(target, &name, id);
+                        if let Kind::Directory(directory) = &mut self.inodes[id as usize].kind {
+                            directory.parent = target;
+                        }
+                    }
+                    Some(there)
+                        if self.inodes[there as usize].kind.is_directory()
+                            && self.inodes[id as usize].kind.is_directory() =>
+                    {
+                        todo.push((id, there));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+
+    fn detach(&mut self, directory: InodeId, inode: InodeId) {
+        let range = self.range(directory);
+        self.edges[range].iter_mut().filter(|e| e.inode == inode).for_each(|e| e.inode = NO_INODE);
+    }
+}
