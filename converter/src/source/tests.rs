@@ -303,7 +303,7 @@ fn empty_things() {
         let manifest = json!({ "schemaVersion": 2, "artifactType": "x/y", "config": empty, "layers": layers });
         layout.document(MANIFEST, &manifest)
     };
-    layout.finish(&[artifact(&[empty.clone()])]);
+    layout.finish(&[artifact(std::slice::from_ref(&empty))]);
     let e = layout.error(None, "linux/amd64");
     assert!(e.starts_with("layer 0 (sha256:44136fa355b3678a") && e.contains("not a filesystem layer"), "{e}");
     layout.finish(&[artifact(&[layout.blob(TAR_MEDIA_TYPE, b"t")])]);
@@ -317,7 +317,7 @@ fn empty_things() {
 fn sizes_and_digests() {
     let layout = Layout::new();
     let image = layout.image("linux/amd64", &[b"layer"]);
-    layout.finish(&[image.clone()]);
+    layout.finish(std::slice::from_ref(&image));
     let layer = layout.path(&Digest::of(b"layer"));
     fs::write(&layer, b"laye").unwrap();
     let e = layout.error(None, "linux/amd64");
