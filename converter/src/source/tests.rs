@@ -388,6 +388,10 @@ fn documents_that_could_be_two_things() {
     for media_type in [MANIFEST, "application/vnd.docker.distribution.manifest.v2+json"] {
         assert!(matches!(Document::parse(manifest.as_bytes(), media_type), Ok(Document::Manifest(_))));
     }
+    // Some images have Docker's name inside and OCI's outside.
+    let docker = manifest.replacen('{', r#"{"mediaType":"application/vnd.docker.distribution.manifest.v2+json","#, 1);
+    assert!(matches!(Document::parse(docker.as_bytes(), MANIFEST), Ok(Document::Manifest(_))));
+    assert!(refused(&docker.replace("docker.distribution.manifest.v2", "other"), MANIFEST).contains("calls itself"));
     let list = r#"{"manifests":null}"#;
     for media_type in [INDEX, "application/vnd.docker.distribution.manifest.list.v2+json"] {
         assert_eq!(Document::parse(list.as_bytes(), media_type).unwrap(), Document::Index(vec![]));
