@@ -196,7 +196,11 @@ impl ArchiveIndex {
                 if target.as_ref() == Some(&name) {
                     return; // a link to itself leaves what is there
                 }
-                Member::Link(target)
+                // A hard link is what its target is now, a symbolic link what it will be.
+                match target.as_ref().and_then(|t| self.members.get(t)) {
+                    Some(&Member::File { offset, len }) => Member::File { offset, len },
+                    _ => Member::Link(target),
+                }
             }
             b'2' => {
                 let target = target();

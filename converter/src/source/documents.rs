@@ -160,8 +160,8 @@ struct RawDocument {
 impl Document {
     /// Parses a document that its descriptor says is a `media_type`.
     ///
-    /// A document that could be read as both, or calls itself something else, is refused: tools would disagree on what
-    /// the image is (CVE-2021-41190).
+    /// A document that could be read as both, or calls itself the other, is refused: tools would disagree on what the
+    /// image is (CVE-2021-41190). Docker's and OCI's names of the same thing are not told apart.
     ///
     /// # Errors
     /// [`DocumentError`].
@@ -181,7 +181,7 @@ impl Document {
         let raw: RawDocument = parse(if kind == Kind::Index { "image index" } else { "image manifest" }, bytes)?;
         if let Some(own) = &raw.media_type
             && !own.is_empty()
-            && own != media_type
+            && Kind::of(own) != kind
         {
             let own = crate::entry::printable(own.as_bytes());
             return refuse(format!("it calls itself `{own}`, its descriptor `{media_type}`"));

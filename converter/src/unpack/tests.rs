@@ -264,6 +264,20 @@ fn windows_are_bounded() {
 }
 
 #[test]
+fn unpackers_move_between_threads() {
+    let packed = gzip(b"hello");
+    let mut unpacker = Unpacker::new(std::io::Cursor::new(packed), Limits::default()).unwrap();
+    let mut buf = [0; 3];
+    assert_eq!(unpacker.read(&mut buf).unwrap(), 3);
+    let rest = std::thread::spawn(move || {
+        let mut buf = [0; 3];
+        let n = unpacker.read(&mut buf).unwrap();
+        buf[..n].to_vec()
+    });
+    assert_eq!(rest.join().unwrap(), b"lo");
+}
+
+#[test]
 fn errors_stick_and_readers_errors_pass() {
     let mut bad = gzip(b"hello");
     bad.truncate(15);

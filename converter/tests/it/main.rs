@@ -1,0 +1,3 @@
+//! Tests of the converter against real tools, one binary for all.
+
+mod source;
