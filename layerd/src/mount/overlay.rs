@@ -1,9 +1,9 @@
 //! One overlayfs mount over attached layers.
 
-use super::Handover;
 use super::kernel::{FsContext, attach_at};
 use super::table::OVERLAY_SOURCE;
 use super::upper::Upper;
+use super::{Handover, STRING_MAX};
 use crate::MountError;
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
@@ -61,8 +61,14 @@ impl Overlay<'_> {
             context.string(c"lowerdir+", lower.as_os_str())?;
         }
         if let Some(upper) = self.upper {
-            context.string(c"upperdir", &escape(upper.upper()))?;
-            context.string(c"workdir", &escape(upper.work()))?;
+            for (key, path) in [(c"upperdir", upper.upper()), (c"workdir", upper.work())] {
+                let escaped = escape(path);
+                if escaped.len() <= STRING_MAX {
+                    context.string(key, &escaped)?;
+                } else {
+                    context.descriptor(key, open_directory(path)?.as_fd())?;
+                }
+            }
         }
         self.finish(&context)
     }

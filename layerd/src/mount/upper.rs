@@ -44,8 +44,7 @@ impl Upper {
         }
         upper.upper = dir.join("upper");
         upper.work = dir.join("work");
-        if let Some(other) = table::read()?.iter().find(|mount| mount.option("upperdir").as_ref() == Some(&upper.upper))
-        {
+        if let Some(other) = table::read()?.iter().find(|mount| mount.upper_dir().as_ref() == Some(&upper.upper)) {
             return Err(fail(format!("it is in use as the writable layer of {}", other.target.display())));
         }
         // What overlayfs leaves when a mount with `volatile` ends: the upper directory may have lost writes.

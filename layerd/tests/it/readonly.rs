@@ -2,6 +2,7 @@
 
 use crate::support::{Place, list, text};
 use std::fs;
+use std::slice;
 
 /// Case O02: overlayfs refuses a single lower directory, so one layer is its own root.
 #[test]
@@ -12,7 +13,7 @@ fn privileged_o02_one_layer() {
         tree.file("etc/os", "debian\n");
         tree.file("usr/lib/big", &big);
     });
-    place.image("base:1", &[layer.clone()]);
+    place.image("base:1", slice::from_ref(&layer));
     let mounted = place.mount(&["base:1", "--attach", "file"]).ok();
     assert_eq!(mounted["kind"], "erofs");
     assert_eq!(mounted["layers"][0]["attached"], "file");
@@ -105,10 +106,10 @@ fn privileged_three_layers_of_two_images() {
 fn privileged_parked_layers() {
     let place = Place::new();
     three_layers(&place);
-    place.mount(&["base:1", "tools:1", "--handover", "parked"]).ok();
+    let run = place.mount(&["base:1", "tools:1", "--handover", "parked"]);
+    run.ok();
     assert_three_layers(&place);
-    let parked = |entry: &String| entry.starts_with("layerd.");
-    assert!(!list("/run").iter().any(parked), "{:?}", list("/run"));
+    run.parked_nothing();
     assert_eq!(place.mounts(), [(place.root(), "overlay".to_owned())]);
     place.umount().ok();
     place.assert_nothing_left();

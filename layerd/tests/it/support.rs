@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A place for one test. What is mounted below it is unmounted when it goes.
@@ -98,7 +98,7 @@ impl Place {
     pub(crate) fn mount<A: AsRef<OsStr>>(&self, args: &[A]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_layerd"));
         command.args(["mount", "--json", "--store"]).arg(self.store.root()).args(args).arg(self.root());
-        Run(command.output().unwrap())
+        run(&mut command)
     }
 
     pub(crate) fn umount(&self) -> Run {
@@ -141,7 +141,7 @@ impl Drop for Place {
 
 /// Runs `layerd umount --json ARGS…`.
 pub(crate) fn umount<A: AsRef<OsStr>>(args: &[A]) -> Run {
-    Run(Command::new(env!("CARGO_BIN_EXE_layerd")).args(["umount", "--json"]).args(args).output().unwrap())
+    run(Command::new(env!("CARGO_BIN_EXE_layerd")).args(["umount", "--json"]).args(args))
 }
 
 /// A layer's tree before it becomes an image.
@@ -191,9 +191,22 @@ impl Tree {
 }
 
 /// What a run of the program gave.
-pub(crate) struct Run(Output);
+pub(crate) struct Run(Output, u32);
+
+fn run(command: &mut Command) -> Run {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    Run(child.wait_with_output().unwrap(), pid)
+}
 
 impl Run {
+    /// Asserts that it left no directory with parked layers.
+    #[track_caller]
+    pub(crate) fn parked_nothing(&self) {
+        let prefix = format!("layerd.{}.", self.1);
+        assert!(!list("/run").iter().any(|name| name.starts_with(&prefix)), "{:?}", list("/run"));
+    }
+
     /// The JSON that it printed; it must have succeeded.
     #[track_caller]
     pub(crate) fn ok(&self) -> serde_json::Value {

@@ -136,16 +136,14 @@ fn privileged_a_failing_step_leaves_nothing() {
     rustix::mount::mount("tmpfs", dir.join("work"), "tmpfs", MountFlags::empty(), None).unwrap();
     let before = place.mounts();
     for handover in ["auto", "parked"] {
-        let error = mount_rw(&place, &dir, &["--attach", "loop", "--handover", handover]).fails(1);
+        let run = mount_rw(&place, &dir, &["--attach", "loop", "--handover", handover]);
+        let error = run.fails(1);
         assert!(error.contains("cannot mount overlayfs over 2 layers: Invalid argument"), "{error}");
-        assert!(
-            error.contains("the kernel says: overlay: workdir and upperdir must reside under the same mount"),
-            "{error}"
-        );
+        assert!(error.contains("hint: the kernel's own log"), "{error}");
         place.assert_nothing_left();
         assert_eq!(place.mounts(), before);
         assert_eq!(list(&dir), ["work"], "the upper directory that was made is gone");
-        assert!(!list("/run").iter().any(|name| name.starts_with("layerd.")));
+        run.parked_nothing();
     }
 
     let file = place.path("file");
