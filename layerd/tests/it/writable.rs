@@ -156,3 +156,37 @@ fn privileged_a_failing_step_leaves_nothing() {
     assert_eq!(list(place.path("half")), ["work"]);
     place.assert_nothing_left();
 }
+
+/// Of several mounts of one writable layer at once, one succeeds.
+#[test]
+fn privileged_one_writable_layer_serves_one_root() {
+    let place = Place::new();
+    image(&place);
+    let roots: Vec<_> = (0..6).map(|n| place.path(format!("root{n}"))).collect();
+    let children: Vec<_> = roots
+        .iter()
+        .map(|root| {
+            fs::create_dir(root).unwrap();
+            std::process::Command::new(env!("CARGO_BIN_EXE_layerd"))
+                .args(["mount", "base:1", "--attach", "loop", "--store"])
+                .args([place.store.root(), "--rw".as_ref(), &place.path("rw"), root])
+                .stderr(std::process::Stdio::piped())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let mut mounted = 0;
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        mounted += usize::from(output.status.success());
+        assert!(output.status.success() || error.contains("it is in use as the writable layer of"), "{error}");
+    }
+    assert_eq!(mounted, 1);
+    assert_eq!(place.mounts().len(), 1);
+    for root in roots {
+        let _ = rustix::mount::unmount(root, rustix::mount::UnmountFlags::empty());
+    }
+    place.assert_nothing_left();
+}
