@@ -157,3 +157,22 @@ fn privileged_o10_user_xattrs() {
     assert!(error.contains("trusted:1 has its whiteouts in trusted.overlay.*, user:1 in user.overlay.*"), "{error}");
     place.assert_nothing_left();
 }
+
+/// Layers whose files are all in the metadata image have no devices at all.
+#[test]
+fn privileged_layers_without_data() {
+    let place = Place::new();
+    let one = place.layer_without_data(|tree| tree.file("one", "1"));
+    let two = place.layer(|tree| tree.file("two", vec![b'2'; 9000]));
+    place.image("one:1", slice::from_ref(&one));
+    place.image("both:1", &[one, two]);
+    for attach in ["file", "loop"] {
+        place.mount(&["one:1", "--attach", attach]).ok();
+        assert_eq!(text(place.root().join("one")), "1");
+        place.umount().ok();
+        place.mount(&["both:1", "--attach", attach]).ok();
+        assert_eq!(text(place.root().join("one")).len() + text(place.root().join("two")).len(), 9001);
+        place.umount().ok();
+    }
+    place.assert_nothing_left();
+}

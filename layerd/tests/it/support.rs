@@ -7,6 +7,7 @@ use fs3_client::StoreDir;
 use layerd::mount::table;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 use rustix::mount::{MountFlags, UnmountFlags};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -53,23 +54,29 @@ impl Place {
         self.path("root")
     }
 
-    /// A layer whose tree `build` makes.
+    /// A layer whose tree `build` makes, with its data in a blob.
     pub(crate) fn layer(&self, build: impl FnOnce(&Tree)) -> Layer {
+        self.make_layer(build, true)
+    }
+
+    /// The same in one metadata image, without a data blob.
+    pub(crate) fn layer_without_data(&self, build: impl FnOnce(&Tree)) -> Layer {
+        self.make_layer(build, false)
+    }
+
+    fn make_layer(&self, build: impl FnOnce(&Tree), with_data: bool) -> Layer {
         let scratch = tempfile::tempdir_in(self.dir.path()).unwrap();
-        let tree = Tree {
-            root: scratch.path().join("tree"),
-            marks: std::cell::Cell::new(false),
-            user: std::cell::Cell::new(false),
-        };
+        let tree = Tree { root: scratch.path().join("tree"), marks: Cell::new(false), user: Cell::new(false) };
         fs::create_dir(&tree.root).unwrap();
         build(&tree);
         let (metadata, data) = (scratch.path().join("metadata"), scratch.path().join("data"));
-        let output = Command::new("mkfs.erofs")
-            .args(["-T0", "--chunksize=65536"])
-            .arg(format!("--blobdev={}", data.display()))
-            .args([&metadata, &tree.root])
-            .output()
-            .expect("this test needs mkfs.erofs, of the package erofs-utils");
+        let mut command = Command::new("mkfs.erofs");
+        command.arg("-T0");
+        if with_data {
+            command.arg("--chunksize=65536").arg(format!("--blobdev={}", data.display()));
+        }
+        let output = command.args([&metadata, &tree.root]).output();
+        let output = output.expect("this test needs mkfs.erofs, of the package erofs-utils");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let publish = |path: &Path, media_type: &str| {
             let published = self.store.publish_bytes(&fs::read(path).unwrap()).unwrap();
@@ -77,7 +84,7 @@ impl Place {
         };
         Layer {
             metadata: publish(&metadata, METADATA_MEDIA_TYPE),
-            data: vec![publish(&data, DATA_MEDIA_TYPE)],
+            data: if with_data { vec![publish(&data, DATA_MEDIA_TYPE)] } else { vec![] },
             chunk_table: None,
             whiteouts: tree.marks.get(),
             overlay_xattrs: if tree.user.get() { OverlayXattrs::User } else { OverlayXattrs::Trusted },
@@ -147,8 +154,8 @@ pub(crate) fn umount<A: AsRef<OsStr>>(args: &[A]) -> Run {
 /// A layer's tree before it becomes an image.
 pub(crate) struct Tree {
     pub(crate) root: PathBuf,
-    marks: std::cell::Cell<bool>,
-    user: std::cell::Cell<bool>,
+    marks: Cell<bool>,
+    user: Cell<bool>,
 }
 
 impl Tree {
