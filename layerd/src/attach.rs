@@ -65,6 +65,7 @@ impl<'a> Attacher<'a> {
     /// # Errors
     /// [`MountError::Store`] when a blob is not there in its length, [`MountError::Kernel`] when the kernel refuses.
     pub fn attach(&mut self, layer: &Layer, source: Source) -> Result<(OwnedFd, How), MountError> {
+        let mut refused = None;
         if self.mode != Mode::Loop {
             match file::attach(self.store, layer, source) {
                 Ok(mount) => return Ok((mount, How::File)),
@@ -73,11 +74,17 @@ impl<'a> Attacher<'a> {
                     self.mode = Mode::Loop;
                     self.warning =
                         Some(format!("loop devices are used, since the kernel takes no files here: {refusal}"));
+                    refused = Some(refusal);
                 }
                 Err(refusal) => return Err(refusal),
             }
         }
-        Ok((loopback::attach(self.store, layer)?, How::Loop))
+        match (loopback::attach(self.store, layer), refused) {
+            (Ok(mount), _) => Ok((mount, How::Loop)),
+            // It was not about files after all.
+            (Err(_), Some(refusal)) if refusal.errno() != Some(Errno::NOTBLK) => Err(refusal),
+            (Err(e), _) => Err(e),
+        }
     }
 
     /// Why loop devices had to be used, if they had to.

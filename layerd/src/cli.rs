@@ -82,11 +82,18 @@ mod tests {
     #[test]
     fn the_last_of_the_names_is_the_mountpoint() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' '));
-        let Command::Mount(mount) = parse("layerd mount --store s a:1 b:2 c /mnt").unwrap().command else { panic!() };
-        assert_eq!(mount.images.len(), 3);
-        assert_eq!(mount.mountpoint, std::path::Path::new("/mnt"));
-        assert!(parse("layerd mount --store s /mnt").is_err());
-        assert!(parse("layerd mount a:1 /mnt").is_err());
+        for line in [
+            "mount --store s a:1 b:2 c /mnt",
+            "mount a:1 b:2 c --store s /mnt",
+            "mount a:1 --rw d b:2 c /mnt --store s",
+        ] {
+            let Command::Mount(mount) = parse(&format!("layerd {line}")).unwrap().command else { panic!() };
+            assert_eq!(mount.places.images.len(), 3);
+            assert_eq!(mount.places.mountpoint, std::path::Path::new("/mnt"));
+        }
+        for wrong in ["mount --store s /mnt", "mount a:1 /mnt", "mount --store s"] {
+            assert_eq!(parse(&format!("layerd {wrong}")).unwrap_err().exit_code(), 2);
+        }
         assert!(parse("layerd mount --store s A:1 /mnt").unwrap_err().to_string().contains("expected NAME:TAG"));
     }
 }

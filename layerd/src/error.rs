@@ -145,6 +145,9 @@ impl MountError {
             Self::Kernel { errno: Errno::NOTBLK, .. } => {
                 Some("files cannot back an EROFS mount here; `--attach loop` (or auto) uses loop devices")
             }
+            Self::Kernel { errno: Errno::INVAL, log, .. } if log.is_empty() => {
+                Some("the kernel's own log (`dmesg`) often says what it did not like")
+            }
             _ => None,
         }
     }

@@ -121,7 +121,7 @@ pub fn mount(store: &StoreDir, request: &Request) -> Result<Mounted, MountError>
         mountpoint: mountpoint.clone(),
         kind,
         layers: layers.collect(),
-        writable: request.writable.clone(),
+        writable: request.writable.as_ref().map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone())),
         warnings: attacher.into_warning().into_iter().collect(),
     };
     let lowers: Vec<OwnedFd> = attached.into_iter().map(|(fd, _)| fd).collect();

@@ -41,9 +41,7 @@ pub fn umount(path: &Path, lazy: bool) -> Result<Unmounted, MountError> {
     }
     let how = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match unmount(&canonical, how | UnmountFlags::NOFOLLOW) {
-        Ok(()) => {
-            Ok(Unmounted { mountpoint: canonical, kind: mount.fs_type.clone(), upper: mount.option("upperdir"), lazy })
-        }
+        Ok(()) => Ok(Unmounted { mountpoint: canonical, kind: mount.fs_type.clone(), upper: mount.upper_dir(), lazy }),
         Err(Errno::BUSY) => Err(MountError::Busy { users: users(&canonical, &mounts), path: path.to_owned() }),
         Err(errno) => {
             Err(MountError::Kernel { what: format!("unmount {}", path.display()), errno, log: String::new() })

@@ -82,6 +82,12 @@ fn next_name(purpose: &str) -> String {
     format!("{}.{}.{counter:x}.{purpose}", boot(), std::process::id())
 }
 
+/// Whether the file system has no locks (some network file systems, and NFS without its lock daemon).
+fn no_locks_here(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK))
+}
+
 impl Staged {
     pub(super) fn new(store: &StoreDir, purpose: &str) -> Result<Self, StoreError> {
         let tmp = store.tmp();
@@ -107,6 +113,8 @@ impl Staged {
                     staged.linked = false;
                     continue;
                 }
+                // Then no sweep can lock it either, and so leaves it alone.
+                Err(TryLockError::Error(e)) if no_locks_here(&e) => {}
                 Err(TryLockError::Error(e)) => return Err(StoreError::io("lock", &staged.path, e)),
             }
             let links = staged.file.metadata().map_err(|e| StoreError::io("stat", &staged.path, e))?.nlink();
@@ -216,6 +224,7 @@ fn sweep_one(path: &Path) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(false),
+        Err(TryLockError::Error(e)) if no_locks_here(&e) => return Ok(false),
         Err(TryLockError::Error(e)) => return Err(e),
     }
     fs::remove_file(path)?;

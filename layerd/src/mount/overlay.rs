@@ -1,9 +1,9 @@
 //! One overlayfs mount over attached layers.
 
-use super::Handover;
 use super::kernel::{FsContext, attach_at};
 use super::table::OVERLAY_SOURCE;
 use super::upper::Upper;
+use super::{Handover, STRING_MAX};
 use crate::MountError;
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
@@ -61,8 +61,14 @@ impl Overlay<'_> {
             context.string(c"lowerdir+", lower.as_os_str())?;
         }
         if let Some(upper) = self.upper {
-            context.string(c"upperdir", &escape(upper.upper()))?;
-            context.string(c"workdir", &escape(upper.work()))?;
+            for (key, path) in [(c"upperdir", upper.upper()), (c"workdir", upper.work())] {
+                let escaped = escape(path);
+                if escaped.len() <= STRING_MAX {
+                    context.string(key, &escaped)?;
+                } else {
+                    context.descriptor(key, open_directory(path)?.as_fd())?;
+                }
+            }
         }
         self.finish(&context)
     }
@@ -112,20 +118,47 @@ fn escape(path: &Path) -> OsString {
     OsString::from_vec(escaped.collect())
 }
 
+/// Where layers are parked: only root can write there, and nothing outlives a boot.
+const PLACE: &str = "/run";
+/// How the directories of parked layers are named; process id and a number follow.
+const PARKED: &str = "layerd.";
+
+/// Frees what processes that were killed while they had layers parked left behind.
+fn remove_leftovers() {
+    for entry in fs::read_dir(PLACE).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let rest = name.to_str().and_then(|name| name.strip_prefix(PARKED));
+        let pid = rest.and_then(|rest| rest.split_once('.')?.0.parse::<u32>().ok());
+        if pid.is_none_or(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
+            continue;
+        }
+        // Containers may share the directory but not the process ids: the lock is what counts.
+        let dir = entry.path();
+        let Some(lock) = fs::File::open(&dir).ok().filter(|lock| lock.try_lock().is_ok()) else { continue };
+        let mounts = fs::read_dir(&dir).into_iter().flatten().flatten().map(|place| place.path()).collect();
+        drop(Parked { dir, mounts, _lock: lock });
+    }
+}
+
 /// Layer mounts attached below a directory of their own, for a moment: overlayfs makes its own copies of them.
 #[derive(Debug)]
 struct Parked {
     dir: PathBuf,
     mounts: Vec<PathBuf>,
+    /// Goes with the process: whoever gets it knows that we are gone.
+    _lock: fs::File,
 }
 
 impl Parked {
     fn park(layers: &[OwnedFd]) -> Result<Self, MountError> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("layerd.{}.{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        let dir = Path::new("/run").join(name);
+        remove_leftovers();
+        let name = format!("{PARKED}{}.{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let dir = Path::new(PLACE).join(name);
         fs::create_dir(&dir).map_err(MountError::io("create", &dir))?;
-        let mut parked = Self { dir, mounts: Vec::with_capacity(layers.len()) };
+        let lock = fs::File::open(&dir).and_then(|opened| opened.lock().map(|()| opened));
+        let lock = lock.map_err(MountError::io("lock", &dir))?;
+        let mut parked = Self { dir, mounts: Vec::with_capacity(layers.len()), _lock: lock };
         for (index, layer) in layers.iter().enumerate() {
             let place = parked.dir.join(index.to_string());
             fs::create_dir(&place).map_err(MountError::io("create", &place))?;
@@ -141,7 +174,7 @@ impl Drop for Parked {
     fn drop(&mut self) {
         for place in self.mounts.iter().rev() {
             if let Err(e) = unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
-                && e != Errno::INVAL
+                && !matches!(e, Errno::INVAL | Errno::NOENT)
             {
                 tracing::warn!("cannot unmount {}: {e}", place.display());
             }

@@ -3,7 +3,7 @@
 use crate::MountError;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 /// What overlay mounts of ours have as their source.
@@ -28,6 +28,25 @@ impl Mount {
     pub fn option(&self, key: &str) -> Option<PathBuf> {
         let value = self.options.split(',').find_map(|option| option.strip_prefix(key)?.strip_prefix('='))?;
         Some(unescape(value))
+    }
+
+    /// The upper directory of an overlay mount.
+    ///
+    /// The kernel shows the option as it was given. Given as a string, its backslashes were doubled for overlayfs, and
+    /// given as a descriptor they were not, so the file system decides what is meant.
+    #[must_use]
+    pub fn upper_dir(&self) -> Option<PathBuf> {
+        let shown = self.option("upperdir").filter(|_| self.fs_type == "overlay")?;
+        let text = shown.as_os_str().as_bytes();
+        if shown.exists() || !text.contains(&b'\\') {
+            return Some(shown);
+        }
+        let mut bytes = text.iter().copied();
+        let mut undone = Vec::with_capacity(text.len());
+        while let Some(byte) = bytes.next() {
+            undone.push(if byte == b'\\' { bytes.next().unwrap_or(byte) } else { byte });
+        }
+        Some(PathBuf::from(OsString::from_vec(undone)))
     }
 
     /// Whether [`crate::mount::mount`] made it: an overlay named `dsec`, or an EROFS mount of a store's blob.
@@ -103,6 +122,27 @@ fn unescape(text: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_table_is_read(text in "([ -~]|[\\\\, -]|[0-7]|\n| - overlay dsec |\\PC){0,200}") {
+            for mount in parse(&text) {
+                let _ = (mount.is_ours(), mount.upper_dir());
+            }
+        }
+
+        #[test]
+        fn what_the_kernel_escapes_comes_back(path in "(/[a-z ,\\\\\n\t#é]{1,9}){1,4}") {
+            let escaped: String = path.chars().map(|c| match c {
+                ' ' | ',' | '\\' | '\n' | '\t' | '#' => format!("\\{:03o}", u32::from(c)),
+                c => c.to_string(),
+            }).collect();
+            let table = parse(&format!("1 2 0:3 / {escaped} rw - overlay dsec rw,lowerdir+=/,upperdir={escaped},xino=off"));
+            prop_assert_eq!(&table[0].target, &PathBuf::from(&path));
+            prop_assert_eq!(table[0].option("upperdir"), Some(PathBuf::from(&path)));
+        }
+    }
 
     #[test]
     fn lines() {

@@ -5,7 +5,7 @@ use crate::MountError;
 use converter::manifest::OverlayXattrs;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -26,6 +26,8 @@ pub(super) struct Upper {
     work: PathBuf,
     /// Directories we made, outermost first.
     created: Vec<PathBuf>,
+    /// Locks the directory until it is mounted, and the mount table says so to the next one.
+    lock: Option<File>,
 }
 
 impl Upper {
@@ -36,16 +38,17 @@ impl Upper {
     pub(super) fn prepare(dir: &Path, top: BorrowedFd<'_>, xattrs: OverlayXattrs) -> Result<Self, MountError> {
         let fail = |why: String| MountError::Upper { path: dir.to_owned(), why };
         let dir = std::path::absolute(dir).map_err(MountError::io("find", dir))?;
-        let mut upper = Self { upper: PathBuf::new(), work: PathBuf::new(), created: Vec::new() };
+        let mut upper = Self { upper: PathBuf::new(), work: PathBuf::new(), created: Vec::new(), lock: None };
         upper.make_all(&dir)?;
         let dir = fs::canonicalize(&dir).map_err(MountError::io("find", &dir))?;
         if let Some(why) = unfit(&dir)? {
             return Err(fail(why));
         }
+        let lock = File::open(&dir).and_then(|opened| opened.lock().map(|()| opened));
+        upper.lock = Some(lock.map_err(MountError::io("lock", &dir))?);
         upper.upper = dir.join("upper");
         upper.work = dir.join("work");
-        if let Some(other) = table::read()?.iter().find(|mount| mount.option("upperdir").as_ref() == Some(&upper.upper))
-        {
+        if let Some(other) = table::read()?.iter().find(|mount| mount.upper_dir().as_ref() == Some(&upper.upper)) {
             return Err(fail(format!("it is in use as the writable layer of {}", other.target.display())));
         }
         // What overlayfs leaves when a mount with `volatile` ends: the upper directory may have lost writes.
@@ -56,8 +59,8 @@ impl Upper {
                 volatile.display()
             )));
         }
-        if upper.make(&upper.upper.clone())? {
-            copy_attributes(top, &upper.upper)?;
+        if !upper.upper.exists() {
+            upper.make_upper(&dir, top)?;
         }
         upper.make(&upper.work.clone())?;
         probe_xattrs(&upper.work, xattrs).map_err(|errno| {
@@ -79,16 +82,25 @@ impl Upper {
         self.created.clear();
     }
 
-    /// Makes the directory; tells whether it was not there.
-    fn make(&mut self, path: &Path) -> Result<bool, MountError> {
+    /// Makes the directory unless it is there.
+    fn make(&mut self, path: &Path) -> Result<(), MountError> {
         match fs::create_dir(path) {
-            Ok(()) => {
-                self.created.push(path.to_owned());
-                Ok(true)
-            }
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
-            Err(e) => Err(MountError::io("create", path)(e)),
+            Ok(()) => self.created.push(path.to_owned()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+            Err(e) => return Err(MountError::io("create", path)(e)),
         }
+        Ok(())
+    }
+
+    /// Makes the upper directory under another name first: whoever finds one finds one with its attributes.
+    fn make_upper(&mut self, dir: &Path, top: BorrowedFd<'_>) -> Result<(), MountError> {
+        let new = dir.join(".upper-new");
+        self.make(&new)?;
+        copy_attributes(top, &new)?;
+        fs::rename(&new, &self.upper).map_err(MountError::io("create", &self.upper))?;
+        self.created.retain(|path| *path != new);
+        self.created.push(self.upper.clone());
+        Ok(())
     }
 
     fn make_all(&mut self, path: &Path) -> Result<(), MountError> {

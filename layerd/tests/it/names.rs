@@ -2,13 +2,14 @@
 
 use crate::support::{Place, list, text};
 use std::fs;
+use std::slice;
 
 const ODD: &str = "c,o:l\\n b#\u{fc}=x";
 
 fn check(place: &Place, rw: &str, more: &[&str]) {
     let layer = |name: &str| place.layer(|tree| tree.file(name, vec![b'x'; 70_000]));
     let (one, two) = (layer("one"), layer("two"));
-    place.image("single:1", &[one.clone()]);
+    place.image("single:1", slice::from_ref(&one));
     place.image("double:1", &[one, two]);
     let dir = place.path(rw);
     for attach in ["file", "loop"] {

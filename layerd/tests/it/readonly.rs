@@ -2,6 +2,7 @@
 
 use crate::support::{Place, list, text};
 use std::fs;
+use std::slice;
 
 /// Case O02: overlayfs refuses a single lower directory, so one layer is its own root.
 #[test]
@@ -12,7 +13,7 @@ fn privileged_o02_one_layer() {
         tree.file("etc/os", "debian\n");
         tree.file("usr/lib/big", &big);
     });
-    place.image("base:1", &[layer.clone()]);
+    place.image("base:1", slice::from_ref(&layer));
     let mounted = place.mount(&["base:1", "--attach", "file"]).ok();
     assert_eq!(mounted["kind"], "erofs");
     assert_eq!(mounted["layers"][0]["attached"], "file");
@@ -105,10 +106,10 @@ fn privileged_three_layers_of_two_images() {
 fn privileged_parked_layers() {
     let place = Place::new();
     three_layers(&place);
-    place.mount(&["base:1", "tools:1", "--handover", "parked"]).ok();
+    let run = place.mount(&["base:1", "tools:1", "--handover", "parked"]);
+    run.ok();
     assert_three_layers(&place);
-    let parked = |entry: &String| entry.starts_with("layerd.");
-    assert!(!list("/run").iter().any(parked), "{:?}", list("/run"));
+    run.parked_nothing();
     assert_eq!(place.mounts(), [(place.root(), "overlay".to_owned())]);
     place.umount().ok();
     place.assert_nothing_left();
@@ -154,5 +155,24 @@ fn privileged_o10_user_xattrs() {
     place.umount().ok();
     let error = place.mount(&["user:1", "trusted:1"]).fails(1);
     assert!(error.contains("trusted:1 has its whiteouts in trusted.overlay.*, user:1 in user.overlay.*"), "{error}");
+    place.assert_nothing_left();
+}
+
+/// Layers whose files are all in the metadata image have no devices at all.
+#[test]
+fn privileged_layers_without_data() {
+    let place = Place::new();
+    let one = place.layer_without_data(|tree| tree.file("one", "1"));
+    let two = place.layer(|tree| tree.file("two", vec![b'2'; 9000]));
+    place.image("one:1", slice::from_ref(&one));
+    place.image("both:1", &[one, two]);
+    for attach in ["file", "loop"] {
+        place.mount(&["one:1", "--attach", attach]).ok();
+        assert_eq!(text(place.root().join("one")), "1");
+        place.umount().ok();
+        place.mount(&["both:1", "--attach", attach]).ok();
+        assert_eq!(text(place.root().join("one")).len() + text(place.root().join("two")).len(), 9001);
+        place.umount().ok();
+    }
     place.assert_nothing_left();
 }

@@ -3,6 +3,7 @@
 use crate::support::{Place, list};
 use fs3_client::Digest;
 use std::fs;
+use std::slice;
 
 fn blob(descriptor: &oci_spec::image::Descriptor) -> Digest {
     descriptor.digest().to_string().parse().unwrap()
@@ -13,7 +14,7 @@ fn blob(descriptor: &oci_spec::image::Descriptor) -> Digest {
 fn privileged_o04_missing_short_and_wrong_blobs() {
     let place = Place::new();
     let layer = place.layer(|tree| tree.file("f", vec![7; 100_000]));
-    place.image("a:1", &[layer.clone()]);
+    place.image("a:1", slice::from_ref(&layer));
     let digest = blob(&layer.data[0]);
     let path = place.store.blob_path(&digest);
     let good = fs::read(&path).unwrap();

@@ -4,11 +4,12 @@ use crate::support::{Place, text};
 use fs3_client::StoreDir;
 use rustix::mount::MountFlags;
 use std::fs;
+use std::slice;
 
 fn check(place: &Place) {
     let layer = |name: &str| place.layer(|tree| tree.file(name, vec![b'x'; 70_000]));
     let (one, two) = (layer("one"), layer("two"));
-    place.image("single:1", &[one.clone()]);
+    place.image("single:1", slice::from_ref(&one));
     place.image("double:1", &[one, two]);
 
     let error = place.mount(&["double:1", "--attach", "file"]).fails(1);

@@ -7,11 +7,12 @@ use fs3_client::StoreDir;
 use layerd::mount::table;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 use rustix::mount::{MountFlags, UnmountFlags};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A place for one test. What is mounted below it is unmounted when it goes.
@@ -53,23 +54,29 @@ impl Place {
         self.path("root")
     }
 
-    /// A layer whose tree `build` makes.
+    /// A layer whose tree `build` makes, with its data in a blob.
     pub(crate) fn layer(&self, build: impl FnOnce(&Tree)) -> Layer {
+        self.make_layer(build, true)
+    }
+
+    /// The same in one metadata image, without a data blob.
+    pub(crate) fn layer_without_data(&self, build: impl FnOnce(&Tree)) -> Layer {
+        self.make_layer(build, false)
+    }
+
+    fn make_layer(&self, build: impl FnOnce(&Tree), with_data: bool) -> Layer {
         let scratch = tempfile::tempdir_in(self.dir.path()).unwrap();
-        let tree = Tree {
-            root: scratch.path().join("tree"),
-            marks: std::cell::Cell::new(false),
-            user: std::cell::Cell::new(false),
-        };
+        let tree = Tree { root: scratch.path().join("tree"), marks: Cell::new(false), user: Cell::new(false) };
         fs::create_dir(&tree.root).unwrap();
         build(&tree);
         let (metadata, data) = (scratch.path().join("metadata"), scratch.path().join("data"));
-        let output = Command::new("mkfs.erofs")
-            .args(["-T0", "--chunksize=65536"])
-            .arg(format!("--blobdev={}", data.display()))
-            .args([&metadata, &tree.root])
-            .output()
-            .expect("this test needs mkfs.erofs, of the package erofs-utils");
+        let mut command = Command::new("mkfs.erofs");
+        command.arg("-T0");
+        if with_data {
+            command.arg("--chunksize=65536").arg(format!("--blobdev={}", data.display()));
+        }
+        let output = command.args([&metadata, &tree.root]).output();
+        let output = output.expect("this test needs mkfs.erofs, of the package erofs-utils");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let publish = |path: &Path, media_type: &str| {
             let published = self.store.publish_bytes(&fs::read(path).unwrap()).unwrap();
@@ -77,7 +84,7 @@ impl Place {
         };
         Layer {
             metadata: publish(&metadata, METADATA_MEDIA_TYPE),
-            data: vec![publish(&data, DATA_MEDIA_TYPE)],
+            data: if with_data { vec![publish(&data, DATA_MEDIA_TYPE)] } else { vec![] },
             chunk_table: None,
             whiteouts: tree.marks.get(),
             overlay_xattrs: if tree.user.get() { OverlayXattrs::User } else { OverlayXattrs::Trusted },
@@ -98,7 +105,7 @@ impl Place {
     pub(crate) fn mount<A: AsRef<OsStr>>(&self, args: &[A]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_layerd"));
         command.args(["mount", "--json", "--store"]).arg(self.store.root()).args(args).arg(self.root());
-        Run(command.output().unwrap())
+        run(&mut command)
     }
 
     pub(crate) fn umount(&self) -> Run {
@@ -141,14 +148,14 @@ impl Drop for Place {
 
 /// Runs `layerd umount --json ARGS…`.
 pub(crate) fn umount<A: AsRef<OsStr>>(args: &[A]) -> Run {
-    Run(Command::new(env!("CARGO_BIN_EXE_layerd")).args(["umount", "--json"]).args(args).output().unwrap())
+    run(Command::new(env!("CARGO_BIN_EXE_layerd")).args(["umount", "--json"]).args(args))
 }
 
 /// A layer's tree before it becomes an image.
 pub(crate) struct Tree {
     pub(crate) root: PathBuf,
-    marks: std::cell::Cell<bool>,
-    user: std::cell::Cell<bool>,
+    marks: Cell<bool>,
+    user: Cell<bool>,
 }
 
 impl Tree {
@@ -191,9 +198,22 @@ impl Tree {
 }
 
 /// What a run of the program gave.
-pub(crate) struct Run(Output);
+pub(crate) struct Run(Output, u32);
+
+fn run(command: &mut Command) -> Run {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    Run(child.wait_with_output().unwrap(), pid)
+}
 
 impl Run {
+    /// Asserts that it left no directory with parked layers.
+    #[track_caller]
+    pub(crate) fn parked_nothing(&self) {
+        let prefix = format!("layerd.{}.", self.1);
+        assert!(!list("/run").iter().any(|name| name.starts_with(&prefix)), "{:?}", list("/run"));
+    }
+
     /// The JSON that it printed; it must have succeeded.
     #[track_caller]
     pub(crate) fn ok(&self) -> serde_json::Value {
