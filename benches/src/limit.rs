@@ -169,7 +169,7 @@ mod tests {
         fs::create_dir_all(&root).unwrap();
         fs::write(root.join("a"), b"a").unwrap();
         fs::write(root.join("b"), vec![b'b'; 5000]).unwrap();
-        let large: Vec<u8> = (0..1_200_000_u32).flat_map(|n| (n * n / 3).to_le_bytes()).collect();
+        let large: Vec<u8> = (0..1_200_000_u32).flat_map(|n| (n.wrapping_mul(n) / 3).to_le_bytes()).collect();
         fs::write(root.join("c"), large).unwrap();
         data::layout_of_tree(&dir.join("root"), "app", dir).unwrap()
     }

@@ -100,7 +100,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root/app");
         std::fs::create_dir_all(&root).unwrap();
-        let large: Vec<u8> = (0..2_000_000_u32).flat_map(|n| (n * n / 3).to_le_bytes()).collect();
+        let large: Vec<u8> = (0..2_000_000_u32).flat_map(|n| (n.wrapping_mul(n) / 3).to_le_bytes()).collect();
         std::fs::write(root.join("file"), large).unwrap();
         let layout = data::layout_of_tree(&dir.path().join("root"), "app", dir.path()).unwrap();
         let place = Place::new(Some(dir.path()), 0).unwrap();

@@ -11,6 +11,9 @@ pub(crate) struct Used {
     /// User and system time of the child and of all its descendants that were waited for.
     pub(crate) cpu: Duration,
     /// Largest resident set of any one of these processes, in bytes.
+    ///
+    /// Never below ours at the time of the start: a child is a copy of us until it runs its own program. So the process
+    /// that measures must stay small, and leave all work to children.
     pub(crate) peak_rss: u64,
 }
 
@@ -70,7 +73,7 @@ mod tests {
         assert!(used.cpu > Duration::from_millis(1), "{used:?}");
         let (status, small) = wait(Command::new("false").spawn().unwrap()).unwrap();
         assert_eq!(status.code(), Some(1));
-        assert!(small.peak_rss < 30_000_000 && small.cpu < used.cpu, "{small:?}");
+        assert!(small.cpu < used.cpu, "{small:?}");
     }
 
     #[test]
