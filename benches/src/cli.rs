@@ -1,0 +1,120 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Runs benchmarks, each against its goals and its peers.
+#[derive(Debug, Parser)]
+#[command(name = "benches", disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// Print one JSON document instead of a table.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to run.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Name the benchmarks.
+    List,
+    /// An image of three layers: our converter against the limit and its peers.
+    Convert(ConvertArgs),
+    /// What a converter cannot avoid: the processor time of each stage, one at a time.
+    Limit(Setting),
+    /// Build the data set and say where it is.
+    Data,
+    /// One contender that is this program itself.
+    #[command(name = "__child", hide = true)]
+    Child {
+        #[command(subcommand)]
+        child: Child,
+    },
+}
+
+/// The names for [`Command::List`]: (name, what it measures).
+pub(crate) const BENCHES: [(&str, &str); 2] = [
+    ("convert", "an image of three layers: our converter against the limit and its peers"),
+    ("limit", "what a converter cannot avoid: the processor time of each stage"),
+];
+
+/// Where and how often.
+#[derive(Debug, Args)]
+pub(crate) struct Setting {
+    /// Write the output here, on a real disk, instead of in memory.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+    /// How many times everything is measured.
+    #[arg(long, default_value_t = 5, value_parser = parse_count)]
+    pub(crate) rounds: usize,
+    /// Only these layers of the data set: base, python, node.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) layers: Vec<String>,
+}
+
+/// Options of bench `convert`.
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    #[command(flatten)]
+    pub(crate) setting: Setting,
+    /// How many layers are converted at a time.
+    #[arg(long, default_value_t = 2, value_parser = parse_count)]
+    pub(crate) jobs: usize,
+    /// Only contenders whose name begins with one of these.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+    /// The `dsec-convert` to measure, instead of the one built from this tree.
+    #[arg(long, value_parser = parse_program)]
+    pub(crate) convert_bin: Option<PathBuf>,
+    /// Another revision's `dsec-convert` to compare with, in the same rounds.
+    #[arg(long, value_parser = parse_program)]
+    pub(crate) against: Vec<PathBuf>,
+    /// Chunk size of the mkfs.erofs image that our metadata is compared with, in bytes.
+    #[arg(long, default_value_t = 1 << 20)]
+    pub(crate) mkfs_chunk: u64,
+}
+
+/// What runs as a child.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Child {
+    /// The limit.
+    Limit {
+        #[arg(long)]
+        layout: PathBuf,
+        #[arg(long)]
+        out: PathBuf,
+        #[arg(long)]
+        jobs: usize,
+        #[arg(long)]
+        fsync: bool,
+    },
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err("not a positive number".to_owned()),
+    }
+}
+
+fn parse_program(text: &str) -> Result<PathBuf, String> {
+    std::fs::canonicalize(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn every_listed_bench_is_a_command() {
+        let cli = Cli::command();
+        cli.clone().debug_assert();
+        for (name, _) in BENCHES {
+            assert!(cli.find_subcommand(name).is_some(), "{name}");
+        }
+        assert!(Cli::try_parse_from(["benches", "convert", "--rounds", "0"]).is_err());
+        assert!(Cli::try_parse_from(["benches", "convert", "--json"]).unwrap().json);
+    }
+}
