@@ -1,2 +1,8 @@
 //! `dsec-convert`: see `dsec-convert --help`.
-fn main() {}
+#![allow(clippy::print_stderr)]
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}

@@ -1,0 +1,131 @@
+//! The command line of `dsec-convert`.
+
+mod convert;
+mod output;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use converter::erofs::read::ReadError;
+use converter::manifest::{self, ManifestError, digest_of};
+use fs3_client::{Digest, RefName, RefNameError, StoreDir, StoreError};
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Exit codes, besides 0.
+mod exit {
+    /// It failed.
+    pub(super) const FAILED: u8 = 1;
+    /// It was called wrongly.
+    pub(super) const USAGE: u8 = 2;
+    /// The data is corrupt.
+    pub(super) const CORRUPT: u8 = 3;
+}
+
+/// Convert OCI images to EROFS layers in a store, and look at them.
+#[derive(Debug, Parser)]
+#[command(name = "dsec-convert", version, max_term_width = 100, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Convert an image and put it into a store
+    Convert(convert::Args),
+}
+
+/// The data is corrupt, and that was said already.
+#[derive(Debug, thiserror::Error)]
+#[error("the image is corrupt")]
+struct Corrupt;
+
+/// Runs the command line; errors go to standard error.
+pub(crate) fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return if e.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let result = match cli.command {
+        Command::Convert(args) => convert::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has seen enough.
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => report(&e),
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn report(error: &anyhow::Error) -> ExitCode {
+    let find = |kind: fn(&(dyn std::error::Error + 'static)) -> bool| error.chain().any(kind);
+    eprintln!("dsec-convert: {error:#}");
+    if let Some(hint) = hint(error) {
+        eprintln!("hint: {hint}");
+    }
+    let corrupt = find(|e| e.is::<Corrupt>())
+        || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corruption))
+        || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
+        || find(|e| matches!(e.downcast_ref::<ManifestError>(), Some(ManifestError::Layer { .. })));
+    let usage = find(|e| e.is::<RefNameError>());
+    ExitCode::from(match (usage, corrupt) {
+        (true, _) => exit::USAGE,
+        (_, true) => exit::CORRUPT,
+        _ => exit::FAILED,
+    })
+}
+
+fn hint(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|e| {
+        if let Some(e) = e.downcast_ref::<StoreError>() {
+            return match e {
+                StoreError::NoSuchRef { store, .. } => {
+                    Some(format!("`dsec-convert list {}` shows what the store has", store.display()))
+                }
+                StoreError::NotAStore { .. } => Some("`dsec-convert convert … --store DIR` makes a store".to_owned()),
+                StoreError::Missing { .. } | StoreError::Corrupt { .. } => {
+                    Some("converting the source again writes what is missing".to_owned())
+                }
+                _ => None,
+            };
+        }
+        match e.downcast_ref::<ReadError>() {
+            Some(ReadError::NotErofs { .. } | ReadError::TooShort { .. }) => {
+                Some("to look at an image of a store, give the store and NAME:TAG".to_owned())
+            }
+            _ => None,
+        }
+    })
+}
+
+/// An image of a store: its manifest, and the manifest's own digest and size.
+struct Found {
+    manifest: manifest::Image,
+    digest: Digest,
+    size: u64,
+}
+
+fn open_store(path: &Path) -> anyhow::Result<StoreDir> {
+    Ok(StoreDir::open(path)?)
+}
+
+fn find_image(store: &StoreDir, name: &str) -> anyhow::Result<Found> {
+    let name: RefName = name.parse()?;
+    let descriptor = store.read_ref(&name)?;
+    load_manifest(store, &descriptor).with_context(|| name.to_string())
+}
+
+fn load_manifest(store: &StoreDir, descriptor: &oci_spec::image::Descriptor) -> anyhow::Result<Found> {
+    let digest = digest_of(descriptor)?;
+    let bytes = store.read_blob(&digest, descriptor.size())?;
+    let manifest = manifest::Image::from_json(&bytes).with_context(|| format!("manifest {digest}"))?;
+    Ok(Found { manifest, digest, size: descriptor.size() })
+}

@@ -1,0 +1,289 @@
+//! `dsec-convert convert`.
+
+use super::output;
+use clap::Args as ClapArgs;
+use converter::convert::{Converted, Request, convert_as};
+use converter::entry::Warning;
+use converter::layer::{BlobRef, Counts, Options};
+use converter::manifest::OverlayXattrs;
+use converter::progress::{Progress, Silent};
+use converter::source::{Platform, SourceRef};
+use fs3_client::{Digest, RefName, StoreDir};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::io::{self, IsTerminal as _, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Arguments of `convert`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// Where the image is: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (one layer; `-`
+    /// reads standard input), dir:PATH (one layer)
+    source: SourceRef,
+    /// The store to put it in; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    store: PathBuf,
+    /// What the image is called there; `:latest` if no tag is given
+    #[arg(long, value_name = "NAME:TAG")]
+    name: RefName,
+    /// Which image of a multi-platform one
+    #[arg(long, value_name = "OS/ARCH[/VARIANT]", default_value_t = Platform::host())]
+    platform: Platform,
+    /// Layers at a time [default: the number of cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Keep files up to this many bytes in the metadata image, where they fit beside their inode
+    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    inline_max: u32,
+    /// Mark whiteouts and opaque directories with user.overlay.* rather than trusted.overlay.*, for mounts with the
+    /// `userxattr` option
+    #[arg(long)]
+    userxattr: bool,
+    /// Refuse a layer that unpacks to more bytes than this
+    #[arg(long, value_name = "BYTES", default_value_t = Options::default().max_plain)]
+    max_layer_size: u64,
+    /// Refuse a layer with more files than this
+    #[arg(long, value_name = "N", default_value_t = Options::default().max_inodes)]
+    max_inodes: u32,
+    /// Print one JSON document that says what was done
+    #[arg(long)]
+    json: bool,
+    /// Print nothing but errors
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+}
+
+/// Runs `convert`.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let store = StoreDir::create(&args.store)?;
+    store.sweep()?;
+    let request = Request {
+        source: args.source.clone(),
+        platform: args.platform.clone(),
+        options: Options {
+            inline_max: args.inline_max,
+            overlay: if args.userxattr { OverlayXattrs::User } else { OverlayXattrs::Trusted },
+            max_inodes: args.max_inodes,
+            max_plain: args.max_layer_size,
+            ..Options::default()
+        },
+        jobs: args.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
+    };
+    let converted = if args.json || args.quiet {
+        convert_as(&args.name, &request, &store, &Silent)
+    } else if io::stderr().is_terminal() {
+        let bars = Bars::default();
+        let converted = convert_as(&args.name, &request, &store, &bars);
+        bars.all.clear()?;
+        converted
+    } else {
+        convert_as(&args.name, &request, &store, &Lines)
+    };
+    let report = Report::new(&args.name, &converted?, began.elapsed());
+    if args.json {
+        return output::print(|out| output::json(out, &report));
+    }
+    for (layer, warning) in report.warnings() {
+        let entry = if warning.entry.is_empty() { String::new() } else { format!("`{}` ", warning.entry) };
+        eprintln!("warning: {layer}{entry}{}", warning.message);
+    }
+    if args.quiet {
+        return Ok(());
+    }
+    output::print(|out| report.print(out))
+}
+
+#[derive(Serialize)]
+struct Report {
+    image: String,
+    manifest: Digest,
+    config: String,
+    platform: Option<String>,
+    layers: Vec<LayerReport>,
+    totals: Totals,
+    warnings: Vec<Warning>,
+}
+
+#[derive(Serialize)]
+struct LayerReport {
+    source: Option<Digest>,
+    source_bytes: Option<u64>,
+    diff_id: Option<Digest>,
+    metadata: BlobRef,
+    data: Vec<BlobRef>,
+    chunk_table: Option<BlobRef>,
+    #[serde(flatten)]
+    counts: Counts,
+    reused: bool,
+    seconds: f64,
+    warnings: Vec<Warning>,
+}
+
+#[derive(Serialize)]
+struct Totals {
+    layers: usize,
+    layers_reused: usize,
+    source_bytes: u64,
+    metadata_bytes: u64,
+    data_bytes: u64,
+    inodes: u64,
+    files: u64,
+    inline_files: u64,
+    whiteouts: u64,
+    opaques: u64,
+    deduplicated_bytes: u64,
+    seconds: f64,
+}
+
+impl Report {
+    fn new(name: &RefName, converted: &Converted, took: Duration) -> Self {
+        let layers: Vec<LayerReport> = converted
+            .layers
+            .iter()
+            .map(|layer| LayerReport {
+                source: layer.record.source,
+                source_bytes: layer.source_size,
+                diff_id: layer.record.diff_id,
+                metadata: layer.record.metadata,
+                data: layer.record.data.clone(),
+                chunk_table: layer.record.chunk_table,
+                counts: layer.record.counts,
+                reused: layer.reused,
+                seconds: layer.took.as_secs_f64(),
+                warnings: layer.record.warnings.clone(),
+            })
+            .collect();
+        let sum = |f: &dyn Fn(&LayerReport) -> u64| layers.iter().map(f).sum();
+        // A blob that several layers share is one blob.
+        let data: HashMap<Digest, u64> =
+            layers.iter().flat_map(|l| &l.data).map(|blob| (blob.digest, blob.size)).collect();
+        let totals = Totals {
+            layers: layers.len(),
+            layers_reused: layers.iter().filter(|l| l.reused).count(),
+            source_bytes: sum(&|l| l.source_bytes.unwrap_or(0)),
+            metadata_bytes: sum(&|l| l.metadata.size),
+            data_bytes: data.values().sum(),
+            inodes: sum(&|l| l.counts.inodes),
+            files: sum(&|l| l.counts.files),
+            inline_files: sum(&|l| l.counts.inline_files),
+            whiteouts: sum(&|l| l.counts.whiteouts),
+            opaques: sum(&|l| l.counts.opaques),
+            deduplicated_bytes: sum(&|l| l.counts.deduplicated_bytes),
+            seconds: took.as_secs_f64(),
+        };
+        Self {
+            image: name.to_string(),
+            manifest: converted.manifest,
+            config: converted.image.config.digest().to_string(),
+            platform: converted.platform.as_ref().map(ToString::to_string),
+            layers,
+            totals,
+            warnings: converted.warnings.clone(),
+        }
+    }
+
+    /// All warnings, with what stands before them.
+    fn warnings(&self) -> impl Iterator<Item = (String, &Warning)> {
+        let layers = self.layers.iter().enumerate();
+        let of_layers = layers.flat_map(|(i, l)| l.warnings.iter().map(move |w| (format!("layer {i}: "), w)));
+        self.warnings.iter().map(|w| (String::new(), w)).chain(of_layers)
+    }
+
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let rows: Vec<Vec<String>> = self
+            .layers
+            .iter()
+            .enumerate()
+            .map(|(index, layer)| {
+                let data: u64 = layer.data.iter().map(|blob| blob.size).sum();
+                vec![
+                    index.to_string(),
+                    layer.source_bytes.map_or_else(|| "-".to_owned(), output::size),
+                    output::size(layer.metadata.size),
+                    output::size(data),
+                    layer.counts.files.to_string(),
+                    layer.counts.inline_files.to_string(),
+                    layer.counts.whiteouts.to_string(),
+                    layer.counts.opaques.to_string(),
+                    output::size(layer.counts.deduplicated_bytes),
+                    if layer.reused { "reused".to_owned() } else { format!("{:.2} s", layer.seconds) },
+                ]
+            })
+            .collect();
+        let head = [
+            ">LAYER", ">SOURCE", ">METADATA", ">DATA", ">FILES", ">INLINE", ">WHITEOUTS", ">OPAQUE", ">DEDUP", ">TIME",
+        ];
+        output::table(out, &head, &rows)?;
+        let t = &self.totals;
+        writeln!(
+            out,
+            "{} {}: {} of source became {} of metadata and {} of data in {:.2} s",
+            self.image,
+            self.manifest,
+            output::size(t.source_bytes),
+            output::size(t.metadata_bytes),
+            output::size(t.data_bytes),
+            t.seconds
+        )
+    }
+}
+
+/// A bar for each layer that is being converted.
+#[derive(Default)]
+struct Bars {
+    all: MultiProgress,
+    bars: Mutex<HashMap<usize, ProgressBar>>,
+}
+
+impl Bars {
+    fn bar(&self, index: usize) -> Option<ProgressBar> {
+        self.bars.lock().ok()?.get(&index).cloned()
+    }
+}
+
+impl Progress for Bars {
+    fn layer_started(&self, index: usize, bytes: Option<u64>) {
+        let bar = bytes.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        let template = match bytes {
+            Some(_) => "{prefix:>9} [{bar:40}] {bytes:>10} of {total_bytes:<10} {bytes_per_sec:>12}",
+            None => "{prefix:>9} {spinner} {bytes:>10} {bytes_per_sec:>12}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(format!("layer {index}"));
+        if let Ok(mut bars) = self.bars.lock() {
+            bars.insert(index, self.all.add(bar));
+        }
+    }
+
+    fn layer_read(&self, index: usize, bytes: u64) {
+        if let Some(bar) = self.bar(index) {
+            bar.inc(bytes);
+        }
+    }
+
+    fn layer_finished(&self, index: usize, _reused: bool) {
+        if let Some(bar) = self.bar(index) {
+            bar.finish();
+        }
+    }
+}
+
+/// A line for each layer, for logs.
+struct Lines;
+
+impl Progress for Lines {
+    fn layer_started(&self, index: usize, bytes: Option<u64>) {
+        let bytes = bytes.map_or_else(String::new, |b| format!(" ({})", output::size(b)));
+        eprintln!("layer {index}{bytes}: converting");
+    }
+
+    fn layer_finished(&self, index: usize, reused: bool) {
+        eprintln!("layer {index}: {}", if reused { "was there already" } else { "done" });
+    }
+}
