@@ -2,3 +2,4 @@
 
 mod source;
 mod tar_corpora;
+mod tar_producers;

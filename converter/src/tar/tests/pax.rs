@@ -109,6 +109,9 @@ fn x06_acl_sets_the_mode_and_minimal_is_none() {
     let read = with_records(&[(b"SCHILY.acl.access", ACL)]);
     read.warned("mode disagrees");
     assert_eq!(read.one().entry.mode, 0o775);
+    // libarchive's mode: the group's entry, not the mask
+    let archive = Tar::new().pax(&[(b"SCHILY.acl.access", ACL)]).bare(Header::file(b"f").mode(0o755)).end();
+    assert_eq!(self::read(&archive).silent().one().entry.mode, 0o775);
     let member = with_records(&[(b"SCHILY.acl.access", b"user::rw-,group::r--,other::r--")]).silent().one();
     assert!(member.xattrs().is_empty());
     assert_eq!(member.entry.mode, 0o644);
