@@ -10,9 +10,12 @@ use std::process::Command;
 use converter::entry::{Entry, EntryKind, EntrySink, Timestamp};
 use converter::tar::{Limits, Parser, drive};
 
+/// An entry and the pieces of its data.
+type Member = (Entry, Vec<(u64, Vec<u8>)>);
+
 #[derive(Default)]
 struct Sink {
-    entries: Vec<(Entry, Vec<(u64, Vec<u8>)>)>,
+    entries: Vec<Member>,
 }
 
 impl EntrySink for Sink {
@@ -34,12 +37,12 @@ impl EntrySink for Sink {
 }
 
 struct Layer {
-    entries: Vec<(Entry, Vec<(u64, Vec<u8>)>)>,
+    entries: Vec<Member>,
     warnings: Vec<String>,
 }
 
 impl Layer {
-    fn get(&self, name: &str) -> &(Entry, Vec<(u64, Vec<u8>)>) {
+    fn get(&self, name: &str) -> &Member {
         let found = self
             .entries
             .iter()
@@ -203,7 +206,7 @@ fn t07_t16_names_and_times() {
     File::create(dir.path().join(&name)).unwrap();
     fs::hard_link(dir.path().join(&name), dir.path().join(&long).join("hard")).unwrap();
     for (date, secs, nanos) in
-        [("@-2.75", -3, 250_000_000), ("@1.123456789", 1, 123_456_789), ("@-6795364579", -6_795_364_579, 0)]
+        [("@-2.75", -3, 250_000_000), ("@1.123456789", 1, 123_456_789), ("@-2147483648", -2_147_483_648, 0)]
     {
         tool(dir.path(), "touch", "coreutils", &["-d", date, &name]);
         let sorted = ["--sort=name", &long];

@@ -108,7 +108,7 @@ fn write(archive: Tar, wanted: &Wanted, gnu: bool) -> Tar {
 }
 
 fn fuzz(seed: u64, archive: &[u8]) {
-    fuzzing::tar(&[&seed.to_le_bytes()[..], archive].concat());
+    fuzzing::tar::tar(&[&seed.to_le_bytes()[..], archive].concat());
 }
 
 /// Sound archives of every kind of member, for mutation.
