@@ -38,6 +38,8 @@ mod member;
 mod numbers;
 mod pax;
 mod sparse;
+#[cfg(test)]
+mod tests;
 
 pub use error::{Place, TarError};
 use extension::Extension;
@@ -170,6 +172,7 @@ impl Parser {
         let result = self.advance(input);
         if let Err(error) = &result {
             self.state = State::Failed(error.clone());
+            (self.skip_body, self.skip_padding) = (0, 0);
         }
         result
     }

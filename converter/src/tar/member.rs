@@ -256,8 +256,11 @@ impl Builder<'_> {
             match acl {
                 Ok(acl) if which == "access" && acl.is_mode() => {}
                 Ok(acl) => {
-                    if which == "access" && entry.mode & 0o777 != acl.mode() {
-                        notes.push("its mode disagrees with its ACL: the ACL's was taken".into());
+                    if which == "access" {
+                        // libarchive leaves the group's entry in the mode where Linux has the mask.
+                        if (entry.mode ^ acl.mode()) & 0o707 != 0 {
+                            notes.push("its mode disagrees with its ACL: the ACL's was taken".into());
+                        }
                         entry.mode = entry.mode & 0o7000 | acl.mode();
                     }
                     xattrs.insert(name, acl.to_xattr());

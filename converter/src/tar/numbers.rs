@@ -150,7 +150,7 @@ mod tests {
         for (text, want) in [
             (&b"0000644\0"[..], Some(0o644)),
             (b"   644 \0", Some(0o644)),
-            (b"\0000644\0", Some(0o644)),
+            (b"\x000644\0", Some(0o644)),
             (b"644\0junk", Some(0o644)),
             (b"00000000", Some(0)),
             (b"        ", Some(0)),

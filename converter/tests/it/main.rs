@@ -1,3 +1,5 @@
 //! Tests of the converter against real tools, one binary for all.
 
 mod source;
+mod tar_corpora;
+mod tar_producers;
