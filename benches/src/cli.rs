@@ -23,6 +23,12 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// What a converter cannot avoid: the processor time of each stage, one at a time.
     Limit(Setting),
+    /// Two SHA-256 streams side by side against one after the other.
+    Hash {
+        /// How many times everything is measured.
+        #[arg(long, default_value_t = 5, value_parser = parse_count)]
+        rounds: usize,
+    },
     /// Build the data set and say where it is.
     Data,
     /// One contender that is this program itself.
@@ -34,8 +40,9 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 2] = [
+pub(crate) const BENCHES: [(&str, &str); 3] = [
     ("convert", "an image of three layers: our converter against the limit and its peers"),
+    ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),
 ];
 

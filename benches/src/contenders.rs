@@ -114,8 +114,10 @@ pub(crate) fn mkfs() -> Result<Mkfs> {
     };
     let output = silent(&program).arg("--version").output();
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
-    let text = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
-    let version = version(&text).with_context(|| format!("{} does not tell its version", program.display()))?;
+    // Releases differ in which of the two they print it to.
+    let text = [output.stdout, output.stderr].concat();
+    let version = version(&String::from_utf8_lossy(&text))
+        .with_context(|| format!("{} does not tell its version", program.display()))?;
     if version < (1, 8) {
         bail!("{} is version {}.{}: {how}", program.display(), version.0, version.1);
     }

@@ -8,6 +8,7 @@ mod cli;
 mod contenders;
 mod convert;
 mod data;
+mod hash;
 mod inflate;
 mod limit;
 mod measure;
@@ -28,6 +29,7 @@ fn main() -> Result<()> {
         Command::List => BENCHES.iter().for_each(|(name, what)| report::line(&format!("{name:<10} {what}"))),
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
+        Command::Hash { rounds } => hash::run(rounds).print(cli.json)?,
         Command::Data => {
             for layer in data::image(&[])?.layers {
                 let (name, blob) = (&layer.name, layer.blob.display());
