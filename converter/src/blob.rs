@@ -61,7 +61,9 @@ struct Known {
 
 impl Known {
     fn find(&self, digest: &[u8; 32]) -> Option<u32> {
-        self.index.find(key(digest), |i| self.stored[*i as usize].digest == *digest).map(|i| self.stored[*i as usize].start)
+        self.index
+            .find(key(digest), |i| self.stored[*i as usize].digest == *digest)
+            .map(|i| self.stored[*i as usize].start)
     }
 
     fn insert(&mut self, chunk: Record) {
@@ -241,8 +243,7 @@ impl BlobWriter {
     pub fn finish(mut self) -> Result<(Contents, Segments), BlobTooLarge> {
         let blocks = self.segments.blocks()?;
         self.segments.finish();
-        let contents =
-            Contents { runs: self.runs, stored: self.known.stored, blocks, deduplicated: self.deduplicated };
+        let contents = Contents { runs: self.runs, stored: self.known.stored, blocks, deduplicated: self.deduplicated };
         Ok((contents, self.segments))
     }
 }

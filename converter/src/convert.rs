@@ -119,8 +119,7 @@ pub fn convert_as(
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
     let converted = convert(request, store, progress)?;
-    let descriptor =
-        manifest::descriptor(MANIFEST_MEDIA_TYPE, converted.manifest, converted.manifest_size, &[]);
+    let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, converted.manifest, converted.manifest_size, &[]);
     store.write_ref(name, &descriptor)?;
     Ok(converted)
 }
@@ -189,12 +188,7 @@ struct Stack<'c> {
 }
 
 impl<'c> Stack<'c> {
-    fn new(
-        source: &'c SourceImage,
-        request: &'c Request,
-        store: &'c StoreDir,
-        progress: &'c dyn Progress,
-    ) -> Self {
+    fn new(source: &'c SourceImage, request: &'c Request, store: &'c StoreDir, progress: &'c dyn Progress) -> Self {
         Self {
             layers: &source.layers,
             whole: !matches!(request.source, SourceRef::Tar(_) | SourceRef::Dir { .. }),

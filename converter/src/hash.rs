@@ -23,16 +23,8 @@ struct Stream {
 impl Default for Stream {
     fn default() -> Self {
         // FIPS 180-4, 5.3.3.
-        let state = [
-            0x6a09_e667,
-            0xbb67_ae85,
-            0x3c6e_f372,
-            0xa54f_f53a,
-            0x510e_527f,
-            0x9b05_688c,
-            0x1f83_d9ab,
-            0x5be0_cd19,
-        ];
+        let state =
+            [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
         Self { state, rest: [0; BLOCK], rest_len: 0, total: 0 }
     }
 }
@@ -110,12 +102,7 @@ impl PairHasher {
             let (a, b) = (self.first.top_up(&first[..share]), self.second.top_up(&piece[..share]));
             let ((a_blocks, a_tail), (b_blocks, b_tail)) = (a.as_chunks::<BLOCK>(), b.as_chunks::<BLOCK>());
             let common = a_blocks.len().min(b_blocks.len());
-            pair::compress_two(
-                &mut self.first.state,
-                &a_blocks[..common],
-                &mut self.second.state,
-                &b_blocks[..common],
-            );
+            pair::compress_two(&mut self.first.state, &a_blocks[..common], &mut self.second.state, &b_blocks[..common]);
             pair::compress(&mut self.first.state, &a_blocks[common..]);
             pair::compress(&mut self.second.state, &b_blocks[common..]);
             self.first.keep(a_tail);

@@ -297,13 +297,7 @@ impl Links<'_> {
     }
 
     /// Puts the inode under its lower name too, unless this layer has something there, a whiteout included.
-    fn name_target(
-        &self,
-        layer: &mut ReadLayer,
-        place: &[u8],
-        id: InodeId,
-        hidden: &[bool],
-    ) -> Result<(), LayerError> {
+    fn name_target(&self, layer: &mut ReadLayer, place: &[u8], id: InodeId, hidden: &[bool]) -> Result<(), LayerError> {
         let components: Vec<&[u8]> = place.split(|b| *b == b'/').collect();
         let Some((name, parents)) = components.split_last() else { return Ok(()) };
         let mut path = Vec::new();

@@ -30,7 +30,8 @@ fn chunks_of<'r>(file: &Chunked, runs: &'r Runs) -> impl Iterator<Item = (u64, u
         let chunks = if run.block == NULL_BLOCK { 0 } else { u64::from(run.chunks) };
         (0..chunks).map(move |i| {
             let len = (size - ((first + i) << bits)).min(1 << bits);
-            let blocks = u32::try_from(len.div_ceil(u64::from(BLOCK_SIZE))).expect("a chunk with data is at most 1 MiB");
+            let blocks =
+                u32::try_from(len.div_ceil(u64::from(BLOCK_SIZE))).expect("a chunk with data is at most 1 MiB");
             (u64::from(run.block) + (i << (bits - BLOCK_BITS)), blocks)
         })
     })

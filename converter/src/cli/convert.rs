@@ -215,7 +215,16 @@ impl Report {
             })
             .collect();
         let head = [
-            ">LAYER", ">SOURCE", ">METADATA", ">DATA", ">FILES", ">INLINE", ">WHITEOUTS", ">OPAQUE", ">DEDUP", ">TIME",
+            ">LAYER",
+            ">SOURCE",
+            ">METADATA",
+            ">DATA",
+            ">FILES",
+            ">INLINE",
+            ">WHITEOUTS",
+            ">OPAQUE",
+            ">DEDUP",
+            ">TIME",
         ];
         output::table(out, &head, &rows)?;
         let t = &self.totals;

@@ -122,8 +122,8 @@ impl<'t> Plan<'t> {
 
     fn place_nodes(&mut self, order: &[(InodeId, u32)], devices: usize) -> Result<(), PlanError> {
         let head = SUPERBLOCK_OFFSET as usize + size_of::<Superblock>() + devices * size_of::<DeviceSlot>();
-        let head_slots = u32::try_from(head.div_ceil(SLOT_SIZE as usize))
-            .map_err(|_| PlanError::TooLarge("devices"))?;
+        let head_slots =
+            u32::try_from(head.div_ceil(SLOT_SIZE as usize)).map_err(|_| PlanError::TooLarge("devices"))?;
         // The root's nid has 16 bits, counted from the first metadata block.
         self.meta_block = if head_slots < SLOTS { 0 } else { head_slots.div_ceil(SLOTS) };
         let mut space = Space::after(head_slots);
@@ -162,15 +162,7 @@ impl<'t> Plan<'t> {
             && inode.gid <= u32::from(u16::MAX)
             && links <= u32::from(u16::MAX)
             && u32::try_from(size).is_ok();
-        Node {
-            inode: id,
-            links,
-            slot: 0,
-            extended: !compact,
-            layout: DataLayout::FlatPlain,
-            block: NULL_BLOCK,
-            size,
-        }
+        Node { inode: id, links, slot: 0, extended: !compact, layout: DataLayout::FlatPlain, block: NULL_BLOCK, size }
     }
 
     fn name_lengths(&self, id: InodeId) -> impl Iterator<Item = usize> {
@@ -181,7 +173,8 @@ impl<'t> Plan<'t> {
     /// Bytes at the inode's place and whole blocks elsewhere; decides the layout.
     fn measure(&mut self, node: &mut Node) -> Result<(u64, u32), PlanError> {
         let inode = self.tree.inode(node.inode);
-        let base = u64::from(node.header_len()) + self.shared.inline_area(self.tree.xattrs().get(inode.xattrs)).len() as u64;
+        let base =
+            u64::from(node.header_len()) + self.shared.inline_area(self.tree.xattrs().get(inode.xattrs)).len() as u64;
         let fits = |tail: u64| base + tail <= u64::from(BLOCK_SIZE);
         Ok(match &inode.kind {
             Kind::Directory(_) | Kind::Symlink(_) => {
@@ -233,7 +226,10 @@ fn commonest_time(tree: &Tree, order: &[(InodeId, u32)]) -> Timestamp {
     for (inode, _) in order {
         *counts.entry(tree.inode(*inode).mtime).or_default() += 1;
     }
-    counts.into_iter().max_by_key(|(time, n)| (*n, std::cmp::Reverse(*time))).map_or_else(Timestamp::default, |(t, _)| t)
+    counts
+        .into_iter()
+        .max_by_key(|(time, n)| (*n, std::cmp::Reverse(*time)))
+        .map_or_else(Timestamp::default, |(t, _)| t)
 }
 
 /// Free room in metadata blocks, by how much each has left.
@@ -271,8 +267,7 @@ impl Space {
             }
             None => {
                 let start = self.next_block.checked_mul(SLOTS).ok_or_else(too_large)?;
-                self.next_block =
-                    self.next_block.checked_add(slots.div_ceil(SLOTS)).ok_or_else(too_large)?;
+                self.next_block = self.next_block.checked_add(slots.div_ceil(SLOTS)).ok_or_else(too_large)?;
                 start
             }
         };

@@ -232,11 +232,7 @@ impl<R: ReadAt> Image<R> {
     /// As [`Image::inode`], and when it is no directory.
     pub fn root(&self) -> Result<Inode, ReadError> {
         let root = self.inode(self.superblock.root_nid)?;
-        if root.is_dir() {
-            Ok(root)
-        } else {
-            Err(ReadError::inode(root.nid, "mode", "the root is not a directory"))
-        }
+        if root.is_dir() { Ok(root) } else { Err(ReadError::inode(root.nid, "mode", "the root is not a directory")) }
     }
 
     /// Number of bits that an on-disk block address has in this image.

@@ -316,9 +316,10 @@ impl<R: ReadAt, M: FnMut(u16, u32, u32) -> Place> Rewrite<'_, R, M> {
 
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<(), RemapError> {
         let len = buf.len();
-        self.image.source().read_exact_at(buf, offset).map_err(|source| {
-            RemapError::Read(ReadError::Io { medium: "the image".to_owned(), offset, len, source })
-        })
+        self.image
+            .source()
+            .read_exact_at(buf, offset)
+            .map_err(|source| RemapError::Read(ReadError::Io { medium: "the image".to_owned(), offset, len, source }))
     }
 
     /// Puts the part of an in-place device table that lies in `bytes`, which stand at `at` of the image.
@@ -433,8 +434,13 @@ impl<R: ReadAt, M: FnMut(u16, u32, u32) -> Place> Rewrite<'_, R, M> {
             return Err(RemapError::Fixed { nid: patch.nid, what: "a block address beyond 32 bits" });
         };
         let nid = patch.nid;
-        let (new_device, new_block) =
-            (self.map)(device, block, blocks).map_err(|source| RemapError::Map { nid, device, block, blocks, source })?;
+        let (new_device, new_block) = (self.map)(device, block, blocks).map_err(|source| RemapError::Map {
+            nid,
+            device,
+            block,
+            blocks,
+            source,
+        })?;
         let fits = usize::from(new_device)
             .checked_sub(1)
             .and_then(|index| self.new_devices.get(index))

@@ -81,4 +81,3 @@ fn read_all<R: ReadAt>(image: &Image<R>) -> (u64, u64) {
     }
     (names, errors)
 }
-

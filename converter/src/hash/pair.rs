@@ -59,9 +59,8 @@ mod x86 {
     #[target_feature(enable = "sha,sse4.1,ssse3")]
     fn load(state: &[u32; 8]) -> State {
         // SAFETY: both loads read 16 bytes inside the 32 of `state`.
-        let (dcba, hgfe) = unsafe {
-            (_mm_loadu_si128(state.as_ptr().cast()), _mm_loadu_si128(state.as_ptr().add(4).cast()))
-        };
+        let (dcba, hgfe) =
+            unsafe { (_mm_loadu_si128(state.as_ptr().cast()), _mm_loadu_si128(state.as_ptr().add(4).cast())) };
         let cdab = _mm_shuffle_epi32(dcba, 0xB1);
         let efgh = _mm_shuffle_epi32(hgfe, 0x1B);
         State { abef: _mm_alignr_epi8(cdab, efgh, 8), cdgh: _mm_blend_epi16(efgh, cdab, 0xF0) }
@@ -104,12 +103,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "sha,sse4.1,ssse3")]
-    pub(super) fn compress_two(
-        a: &mut [u32; 8],
-        a_blocks: &[[u8; 64]],
-        b: &mut [u32; 8],
-        b_blocks: &[[u8; 64]],
-    ) {
+    pub(super) fn compress_two(a: &mut [u32; 8], a_blocks: &[[u8; 64]], b: &mut [u32; 8], b_blocks: &[[u8; 64]]) {
         let (mut sa, mut sb) = (load(a), load(b));
         for (block_a, block_b) in a_blocks.iter().zip(b_blocks) {
             let (old_a, old_b) = (sa, sb);

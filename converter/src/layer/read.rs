@@ -76,8 +76,7 @@ pub fn read(
     let (contents, mut segments) = blob.finish()?;
     out.drain(b"", &mut segments)?;
     let (tree, open) = builder.finish();
-    let mut layer_read =
-        ReadLayer { tree, open, contents, spool, data: None, source, diff_id: None, warnings };
+    let mut layer_read = ReadLayer { tree, open, contents, spool, data: None, source, diff_id: None, warnings };
     let (plain, blob) = out.hash.finish();
     if source.is_some() {
         if let Some(expected) = layer.diff_id.filter(|expected| *expected != plain) {
@@ -125,11 +124,7 @@ pub(super) struct BlobOut<'s> {
 
 impl BlobOut<'_> {
     /// Hashes `plain` together with what is new in `segments`, and writes the segments that are complete.
-    pub(super) fn drain(
-        &mut self,
-        plain: &[u8],
-        segments: &mut crate::blob::Segments,
-    ) -> Result<(), LayerError> {
+    pub(super) fn drain(&mut self, plain: &[u8], segments: &mut crate::blob::Segments) -> Result<(), LayerError> {
         self.hash.update(plain, &segments.unhashed());
         segments.mark_hashed();
         while let Some(segment) = segments.take() {

@@ -48,16 +48,8 @@ pub(super) fn walk(
     read: &mut dyn FnMut(u64),
     warnings: &mut Vec<Warning>,
 ) -> Result<(), LayerError> {
-    let mut walker = Walker {
-        root,
-        sink,
-        out,
-        read,
-        warnings,
-        links: HashMap::new(),
-        path: Vec::new(),
-        buffer: vec![0; BUFFER],
-    };
+    let mut walker =
+        Walker { root, sink, out, read, warnings, links: HashMap::new(), path: Vec::new(), buffer: vec![0; BUFFER] };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(root, flags, Mode::empty()).map_err(|e| walker.fail("open", e.into()))?;
     let stat = rustix::fs::fstat(&directory).map_err(|e| walker.fail("stat", e.into()))?;
@@ -105,8 +97,8 @@ impl Walker<'_, '_> {
     }
 
     fn visit(&mut self, parent: &OwnedFd, name: &CString) -> Result<Option<Level>, LayerError> {
-        let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|e| self.fail("stat", e.into()))?;
+        let stat =
+            rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| self.fail("stat", e.into()))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind != FileType::Directory && stat.st_nlink > 1 {
             let id = (stat.st_dev, stat.st_ino);
@@ -167,13 +159,7 @@ impl Walker<'_, '_> {
         }
     }
 
-    fn put(
-        &mut self,
-        parent: &OwnedFd,
-        name: &std::ffi::CStr,
-        stat: &Stat,
-        kind: EntryKind,
-    ) -> Result<(), LayerError> {
+    fn put(&mut self, parent: &OwnedFd, name: &std::ffi::CStr, stat: &Stat, kind: EntryKind) -> Result<(), LayerError> {
         let xattrs = match kind {
             EntryKind::HardLink { .. } => Vec::new(),
             _ => self.xattrs(parent, name)?,
@@ -213,7 +199,8 @@ impl Walker<'_, '_> {
                 }
                 // Gone since it was listed, or a namespace that is listed but not to be read.
                 Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM) => {
-                    let what = format!("extended attribute `{}` cannot be read; left out", crate::entry::printable(name));
+                    let what =
+                        format!("extended attribute `{}` cannot be read; left out", crate::entry::printable(name));
                     self.warnings.push(Warning::new(&self.path, what));
                 }
                 Err(e) => return Err(self.fail("read an extended attribute of", e.into())),

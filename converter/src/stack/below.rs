@@ -1,7 +1,7 @@
 //! The lower layers of a stack as one merged tree, the way overlayfs merges them.
 
-use crate::erofs::read::{Image, Inode, ReadError};
 use crate::erofs::format::{DataLayout, FileType};
+use crate::erofs::read::{Image, Inode, ReadError};
 use crate::layer::{BlobRef, LayerError, Record};
 use crate::manifest::OverlayXattrs;
 use fs3_client::StoreDir;

@@ -380,13 +380,7 @@ impl Builder {
         self.xattrs.intern(kept)
     }
 
-    fn hard_link(
-        &mut self,
-        path: &[u8],
-        directory: InodeId,
-        name: &[u8],
-        target: &[u8],
-    ) -> Result<(), TreeError> {
+    fn hard_link(&mut self, path: &[u8], directory: InodeId, name: &[u8], target: &[u8]) -> Result<(), TreeError> {
         let components = components_of(path, target, "its link target")?;
         let existing = self.lookup(directory, name);
         match self.find(path, &components)? {
@@ -606,8 +600,8 @@ impl Builder {
             return Err(TreeError::Name { path: printable(path), name: printable(name), what });
         }
         let too_many = |what, limit| TreeError::TooMany { path: printable(path), what, limit };
-        let name_start = u32::try_from(self.names.len())
-            .map_err(|_| too_many("bytes of names", u64::from(u32::MAX)))?;
+        let name_start =
+            u32::try_from(self.names.len()).map_err(|_| too_many("bytes of names", u64::from(u32::MAX)))?;
         // Every name costs memory, hard links included, which make no inode.
         let limit = u64::from(self.options.max_inodes) * 4;
         if self.edges.len() as u64 + self.whiteouts.len() as u64 >= limit {

@@ -64,14 +64,8 @@ pub fn check_counting<R: ReadAt>(
     devices: &[DeviceInfo],
     on_chunk: &mut dyn FnMut(u16, (u64, u64)),
 ) -> Checked {
-    let mut checker = Checker {
-        image,
-        devices,
-        on_chunk,
-        links: HashMap::new(),
-        checked: Checked::default(),
-        dropped: 0,
-    };
+    let mut checker =
+        Checker { image, devices, on_chunk, links: HashMap::new(), checked: Checked::default(), dropped: 0 };
     checker.superblock();
     checker.tree();
     checker.finish()
@@ -176,8 +170,11 @@ impl<R: ReadAt> Checker<'_, R> {
         if inode.is_dir() {
             self.directory(path, inode, visit.parent);
         } else if inode.nlink != 1 {
-            let links =
-                self.links.entry(inode.nid).or_insert_with(|| Links { expected: inode.nlink, found: 0, path: printable(path) });
+            let links = self.links.entry(inode.nid).or_insert_with(|| Links {
+                expected: inode.nlink,
+                found: 0,
+                path: printable(path),
+            });
             links.found += 1;
         } else if !visit.first {
             self.broken(inode.nid, path, "the inode has several names, but its nlink is 1");

@@ -45,13 +45,7 @@ pub struct Features {
 }
 
 impl Features {
-    pub(super) const fn new(
-        compat: u32,
-        incompat: u32,
-        extra_devices: u16,
-        compression: u16,
-        block_bits: u32,
-    ) -> Self {
+    pub(super) const fn new(compat: u32, incompat: u32, extra_devices: u16, compression: u16, block_bits: u32) -> Self {
         Self { compat, incompat, extra_devices, compression, block_bits }
     }
 
