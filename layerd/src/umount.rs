@@ -6,7 +6,10 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+/// How long a busy mount is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The most users of a busy mount that are named.
 const USERS_NAMED: usize = 5;
 
@@ -24,7 +27,7 @@ pub struct Unmounted {
 }
 
 /// Unmounts the root at `path`; its layers and loop devices go with it. With `lazy`, it is detached at once and ends
-/// when its last user does.
+/// when its last user does. Otherwise a busy one is waited for, up to a second.
 ///
 /// # Errors
 /// [`MountError::Mountpoint`] when nothing of ours is mounted there, [`MountError::Busy`] when it is in use.
@@ -40,11 +43,23 @@ pub fn umount(path: &Path, lazy: bool) -> Result<Unmounted, MountError> {
         return Err(fail(format!("what is mounted there ({kind} of {source}) is not a root that layerd mounted")));
     }
     let how = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match unmount(&canonical, how | UnmountFlags::NOFOLLOW) {
+    match unmount_patiently(&canonical, how | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(Unmounted { mountpoint: canonical, kind: mount.fs_type.clone(), upper: mount.upper_dir(), lazy }),
         Err(Errno::BUSY) => Err(MountError::Busy { users: users(&canonical, &mounts), path: path.to_owned() }),
         Err(errno) => {
             Err(MountError::Kernel { what: format!("unmount {}", path.display()), errno, log: String::new() })
+        }
+    }
+}
+
+/// Unmounts, and waits a moment where the mount is busy: processes that were just killed let go of it late, and so do
+/// children between `fork` and `exec`, which hold every file that their parent had open.
+fn unmount_patiently(path: &Path, flags: UnmountFlags) -> Result<(), Errno> {
+    let start = Instant::now();
+    loop {
+        match unmount(path, flags) {
+            Err(Errno::BUSY) if start.elapsed() < PATIENCE => std::thread::sleep(PATIENCE / 50),
+            done => return done,
         }
     }
 }

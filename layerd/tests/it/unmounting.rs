@@ -45,6 +45,18 @@ fn privileged_a_busy_root_names_its_users() {
     place.assert_nothing_left();
 }
 
+/// A process that ends a moment later is waited for.
+#[test]
+fn privileged_a_user_that_is_just_ending() {
+    let place = Place::new();
+    image(&place);
+    place.mount(&["base:1"]).ok();
+    let mut sleeper = Command::new("sleep").arg("0.2").current_dir(place.root()).spawn().unwrap();
+    place.umount().ok();
+    sleeper.wait().unwrap();
+    place.assert_nothing_left();
+}
+
 #[test]
 fn privileged_a_mount_below_keeps_it_busy() {
     let place = Place::new();
