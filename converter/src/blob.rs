@@ -10,7 +10,7 @@ mod segments;
 pub mod spool;
 
 use crate::chunk_table::Record;
-use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, SEGMENT_SIZE};
+use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE};
 use crate::extent::{Chunked, FileData, Runs};
 use hashbrown::HashTable;
 pub use segments::Segments;
@@ -253,9 +253,6 @@ fn is_zero(bytes: &[u8]) -> bool {
     let (head, rest) = bytes.split_at(bytes.len().min(64));
     head.iter().all(|b| *b == 0) && rest.iter().fold(0, |or, b| or | b) == 0
 }
-
-/// Blocks in a segment.
-const SEGMENT_BLOCKS: u32 = (SEGMENT_SIZE / BLOCK_SIZE as u64) as u32;
 
 #[cfg(test)]
 mod tests;

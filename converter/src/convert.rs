@@ -280,7 +280,6 @@ impl<'c> Stack<'c> {
         Ok(())
     }
 
-    #[expect(clippy::type_complexity, reason = "named nowhere else")]
     fn take_ready(&self) -> Option<(usize, Box<ReadLayer>, Instant, Vec<Record>)> {
         let mut slots = self.slots();
         let undone = slots.iter().position(|slot| !matches!(slot, Slot::Done(_)))?;

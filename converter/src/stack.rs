@@ -29,7 +29,7 @@ const ROUNDS: usize = 40;
 
 /// For a layer whose lower layers are not known: directories keep what they have, links that lead out of the layer are
 /// taken out and returned.
-pub fn leave_open(layer: &mut ReadLayer) -> Unresolved {
+pub(crate) fn leave_open(layer: &mut ReadLayer) -> Unresolved {
     let mut unresolved = Unresolved::default();
     let mut warnings = Vec::new();
     layer.tree.remove_names(|path, kind| match kind {
@@ -53,7 +53,7 @@ pub fn leave_open(layer: &mut ReadLayer) -> Unresolved {
 ///
 /// # Errors
 /// When a hard link leads nowhere, or a lower metadata image cannot be read.
-pub fn settle(
+pub(crate) fn settle(
     layer: &mut ReadLayer,
     below: &[Record],
     store: &StoreDir,

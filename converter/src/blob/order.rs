@@ -1,8 +1,8 @@
 //! Whether a blob has its chunks in tree order, and putting them there.
 
-use super::{BlobTooLarge, Contents, SEGMENT_BLOCKS, Segments};
+use super::{BlobTooLarge, Contents, Segments};
 use crate::chunk_table::Record;
-use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, NULL_BLOCK};
+use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, NULL_BLOCK, SEGMENT_BLOCKS};
 use crate::extent::{Chunked, FileData, Runs};
 use crate::read_at::ReadAt;
 use crate::tree::{InodeId, Kind, Tree};

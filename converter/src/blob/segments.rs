@@ -1,11 +1,11 @@
 //! A blob as a row of 1 MiB segments: room is reserved, filled, and then kept or given back.
 
-use super::{BlobTooLarge, SEGMENT_BLOCKS};
-use crate::erofs::format::{BLOCK_SIZE, SEGMENT_SIZE};
+use super::BlobTooLarge;
+use crate::erofs::format::{BLOCK_SIZE, SEGMENT_BLOCKS};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-const SEGMENT: usize = SEGMENT_SIZE as usize;
+const SEGMENT: usize = SEGMENT_BLOCKS as usize * BLOCK_SIZE as usize;
 
 /// The end of a growing blob. A reservation never crosses a segment's end: one that would goes to the next segment,
 /// and the gap is filled with zeros if it is kept.

@@ -10,8 +10,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const BLOCK_BITS: u32 = 12;
 /// Bytes in a block of the images that we write.
 pub const BLOCK_SIZE: u32 = 1 << BLOCK_BITS;
+/// Where the superblock starts, as an index into bytes.
+pub const SUPERBLOCK_AT: usize = 1024;
 /// Where the superblock starts.
-pub const SUPERBLOCK_OFFSET: u64 = 1024;
+pub const SUPERBLOCK_OFFSET: u64 = SUPERBLOCK_AT as u64;
 /// The superblock's first field.
 pub const MAGIC: u32 = 0xE0F5_E1E2;
 /// Inodes start at multiples of this many bytes.
@@ -19,7 +21,9 @@ pub const SLOT_SIZE: u32 = 32;
 /// "No block": a chunk index that is a hole.
 pub const NULL_BLOCK: u32 = u32::MAX;
 /// No chunk that we write crosses a multiple of this many bytes of its blob, so that a blob can be cut into segments.
-pub const SEGMENT_SIZE: u64 = 1 << 20;
+pub const SEGMENT_SIZE: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
+/// [`SEGMENT_SIZE`] in blocks.
+pub const SEGMENT_BLOCKS: u32 = 1 << (20 - BLOCK_BITS);
 
 /// The superblock, at byte 1,024.
 #[derive(Debug, Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -12,8 +12,7 @@
 
 use super::dirents;
 use super::format::{
-    BLOCK_SIZE, CompactInode, DataLayout, DeviceSlot, ExtendedInode, NULL_BLOCK, SLOT_SIZE, SUPERBLOCK_OFFSET,
-    Superblock,
+    BLOCK_SIZE, CompactInode, DataLayout, DeviceSlot, ExtendedInode, NULL_BLOCK, SLOT_SIZE, SUPERBLOCK_AT, Superblock,
 };
 use super::xattr::Shared;
 use crate::entry::Timestamp;
@@ -121,7 +120,7 @@ impl<'t> Plan<'t> {
     }
 
     fn place_nodes(&mut self, order: &[(InodeId, u32)], devices: usize) -> Result<(), PlanError> {
-        let head = SUPERBLOCK_OFFSET as usize + size_of::<Superblock>() + devices * size_of::<DeviceSlot>();
+        let head = SUPERBLOCK_AT + size_of::<Superblock>() + devices * size_of::<DeviceSlot>();
         let head_slots =
             u32::try_from(head.div_ceil(SLOT_SIZE as usize)).map_err(|_| PlanError::TooLarge("devices"))?;
         // The root's nid has 16 bits, counted from the first metadata block.

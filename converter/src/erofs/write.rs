@@ -4,7 +4,7 @@ use super::dirents;
 use super::format::{
     BLOCK_BITS, BLOCK_SIZE, CHUNK_FORMAT_INDEXES, COMPAT_CHECKSUM, COMPAT_MTIME, ChunkIndex, CompactInode, DataLayout,
     DeviceSlot, ExtendedInode, INCOMPAT_CHUNKED, INCOMPAT_DEVICES_OR_HEAD2, MAGIC, NULL_BLOCK, SLOT_SIZE,
-    SUPERBLOCK_OFFSET, Superblock, crc32c,
+    SUPERBLOCK_AT, SUPERBLOCK_OFFSET, Superblock, crc32c,
 };
 use super::plan::{Node, Plan, PlanError};
 use crate::extent::{FileData, Runs};
@@ -98,7 +98,7 @@ fn superblock(plan: &Plan<'_>, devices: usize) -> Superblock {
     if devices > 0 {
         incompat |= INCOMPAT_DEVICES_OR_HEAD2;
     }
-    let slot = (SUPERBLOCK_OFFSET as usize + size_of::<Superblock>()) / size_of::<DeviceSlot>();
+    let slot = (SUPERBLOCK_AT + size_of::<Superblock>()) / size_of::<DeviceSlot>();
     Superblock {
         magic: MAGIC.into(),
         checksum: 0.into(),
@@ -279,7 +279,7 @@ fn uuid_from(hash: &[u8; 32]) -> [u8; 16] {
 
 /// Puts the final superblock in place, with the checksum over its block.
 fn seal(superblock: &mut Superblock, out: &File) -> io::Result<()> {
-    let mut block = vec![0; (u64::from(BLOCK_SIZE) - SUPERBLOCK_OFFSET) as usize];
+    let mut block = vec![0; BLOCK_SIZE as usize - SUPERBLOCK_AT];
     ReadAt::read_exact_at(out, &mut block, SUPERBLOCK_OFFSET)?;
     superblock.checksum = 0.into();
     block[..size_of::<Superblock>()].copy_from_slice(superblock.as_bytes());

@@ -1,6 +1,6 @@
 //! Entries in, tree and data out: the one thread of a layer that decides.
 
-use super::{Counts, LayerError, Options};
+use super::{LayerError, Options};
 use crate::blob::BlobWriter;
 use crate::blob::spool::Spool;
 use crate::entry::{Entry, EntryKind, EntrySink, Warning};
@@ -15,7 +15,6 @@ pub(super) struct Sink {
     pub(super) builder: Builder,
     pub(super) blob: BlobWriter,
     pub(super) spool: Spool,
-    pub(super) counts: Counts,
     inline_max: u64,
     current: Current,
     small: Vec<u8>,
@@ -35,7 +34,6 @@ impl Sink {
             builder: Builder::new(tree),
             blob: BlobWriter::new(options.chunks),
             spool,
-            counts: Counts::default(),
             inline_max: u64::from(options.inline_max),
             current: Current::Nothing,
             small: Vec::new(),

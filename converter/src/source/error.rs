@@ -179,9 +179,6 @@ impl SourceError {
     /// Whether bytes are damaged, rather than of another kind than was asked for.
     #[must_use]
     pub fn is_corrupt(&self) -> bool {
-        match self {
-            Self::Archive { .. } | Self::Json(_) | Self::Size { .. } | Self::Digest { .. } => true,
-            _ => false,
-        }
+        matches!(self, Self::Archive { .. } | Self::Json(_) | Self::Size { .. } | Self::Digest { .. })
     }
 }
