@@ -105,21 +105,25 @@ pub(crate) struct Mkfs {
     version: String,
 }
 
+const MKFS_HOW: &str = "build erofs-utils 1.8 or later with zlib and name its mkfs.erofs in DSEC_BENCH_MKFS";
+
 /// `DSEC_BENCH_MKFS`, or the one in `PATH`; version 1.8 or later.
 pub(crate) fn mkfs() -> Result<Mkfs> {
-    let how = "build erofs-utils 1.8 or later with zlib and name its mkfs.erofs in DSEC_BENCH_MKFS";
-    let program = match std::env::var_os("DSEC_BENCH_MKFS") {
-        Some(program) => PathBuf::from(program),
-        None => installed("mkfs.erofs", how)?,
-    };
-    let output = silent(&program).arg("--version").output();
+    match std::env::var_os("DSEC_BENCH_MKFS") {
+        Some(program) => mkfs_at(PathBuf::from(program)),
+        None => mkfs_at(installed("mkfs.erofs", MKFS_HOW)?),
+    }
+}
+
+fn mkfs_at(program: PathBuf) -> Result<Mkfs> {
+    let output = Command::new(&program).arg("--version").output();
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     // Releases differ in which of the two they print it to.
     let text = [output.stdout, output.stderr].concat();
     let version = version(&String::from_utf8_lossy(&text))
         .with_context(|| format!("{} does not tell its version", program.display()))?;
     if version < (1, 8) {
-        bail!("{} is version {}.{}: {how}", program.display(), version.0, version.1);
+        bail!("{} is version {}.{}: {MKFS_HOW}", program.display(), version.0, version.1);
     }
     Ok(Mkfs { program, version: format!("{}.{}", version.0, version.1) })
 }
@@ -253,6 +257,24 @@ mod tests {
         assert_eq!(version("mkfs.erofs 1.5\n"), Some((1, 5)));
         assert_eq!(version("mkfs.erofs (erofs-utils) 1.10-gabcdef"), Some((1, 10)));
         assert_eq!(version("usage: nothing"), None);
+    }
+
+    #[test]
+    fn an_mkfs_is_taken_or_refused_by_what_it_prints() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = |name: &str, script: &str| {
+            use std::os::unix::fs::PermissionsExt as _;
+            let path = dir.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        assert_eq!(mkfs_at(program("new", "echo mkfs.erofs 1.8.10")).unwrap().version, "1.8");
+        assert_eq!(mkfs_at(program("stderr", "echo mkfs.erofs 1.9 >&2")).unwrap().version, "1.9");
+        for (name, script, words) in [("old", "echo mkfs.erofs 1.5", "1.5"), ("mute", "true", "does not tell")] {
+            let error = mkfs_at(program(name, script)).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]
