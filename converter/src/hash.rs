@@ -1,8 +1,8 @@
-//! SHA-256 of two streams at once.
+//! SHA-256 of several streams at once.
 //!
-//! A layer's plain tar (for its diffID) and its data blob are about the same length and are both hashed. One stream
-//! leaves most of a core's SHA unit idle, since each step waits for the one before; two independent streams in turn
-//! fill the gaps, so that the second costs a fraction of the first (`benches hash` has the figures).
+//! A layer's stored bytes, its plain tar (for its diffID) and its data blob are all hashed. One stream leaves half of a
+//! core's SHA unit idle, since each step waits for the one before; two independent streams in turn fill the gaps, so
+//! that the second is nearly free (`benches hash` has the figures).
 
 mod pair;
 
@@ -75,56 +75,112 @@ impl Stream {
     }
 }
 
-/// Two SHA-256 streams that are fed side by side.
-#[derive(Clone, Default)]
-pub struct PairHasher {
-    first: Stream,
-    second: Stream,
+/// `N` SHA-256 streams that are fed side by side, two at a time.
+#[derive(Clone)]
+pub struct Hashers<const N: usize> {
+    streams: [Stream; N],
 }
 
-impl std::fmt::Debug for PairHasher {
+impl<const N: usize> Default for Hashers<N> {
+    fn default() -> Self {
+        Self { streams: std::array::from_fn(|_| Stream::default()) }
+    }
+}
+
+impl<const N: usize> std::fmt::Debug for Hashers<N> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PairHasher")
-            .field("first_len", &self.first.total)
-            .field("second_len", &self.second.total)
-            .finish_non_exhaustive()
+        f.debug_struct("Hashers").field("lens", &self.lens()).finish_non_exhaustive()
     }
 }
 
-impl PairHasher {
-    /// Adds `first` to the first stream, and the pieces of `second`, in order, to the second one.
-    pub fn update(&mut self, mut first: &[u8], second: &[&[u8]]) {
-        for piece in second {
-            let mut piece = *piece;
-            // The shorter of the two decides how far both go together; what is left of the first waits for the next
-            // piece.
-            let share = first.len().min(piece.len());
-            let (a, b) = (self.first.top_up(&first[..share]), self.second.top_up(&piece[..share]));
-            let ((a_blocks, a_tail), (b_blocks, b_tail)) = (a.as_chunks::<BLOCK>(), b.as_chunks::<BLOCK>());
-            let common = a_blocks.len().min(b_blocks.len());
-            pair::compress_two(&mut self.first.state, &a_blocks[..common], &mut self.second.state, &b_blocks[..common]);
-            pair::compress(&mut self.first.state, &a_blocks[common..]);
-            pair::compress(&mut self.second.state, &b_blocks[common..]);
-            self.first.keep(a_tail);
-            self.second.keep(b_tail);
-            first = &first[share..];
-            piece = &piece[share..];
-            self.second.update(piece);
+/// Most bytes of two streams before the choice of the two is made anew.
+const SHARE: usize = 16 << 10;
+
+/// What one stream is still to be fed.
+struct Feed<'b> {
+    pieces: &'b [&'b [u8]],
+    /// Bytes of the first piece that are done.
+    done: usize,
+    left: usize,
+}
+
+impl<'b> Feed<'b> {
+    fn new(pieces: &'b [&'b [u8]]) -> Self {
+        let mut feed = Self { pieces, done: 0, left: pieces.iter().map(|p| p.len()).sum() };
+        feed.skip_done();
+        feed
+    }
+
+    fn skip_done(&mut self) {
+        while let [first, rest @ ..] = self.pieces
+            && first.len() == self.done
+        {
+            (self.pieces, self.done) = (rest, 0);
         }
-        self.first.update(first);
     }
 
-    /// Bytes seen by the first and the second stream.
-    #[must_use]
-    pub fn lens(&self) -> (u64, u64) {
-        (self.first.total, self.second.total)
+    /// What is left of the piece at hand.
+    fn piece(&self) -> &'b [u8] {
+        self.pieces.first().map_or(&[], |piece| &piece[self.done..])
     }
 
-    /// Both digests.
-    #[must_use]
-    pub fn finish(self) -> (Digest, Digest) {
-        (self.first.finish(), self.second.finish())
+    fn take(&mut self, len: usize) -> &'b [u8] {
+        let taken = &self.piece()[..len];
+        self.done += len;
+        self.left -= len;
+        self.skip_done();
+        taken
     }
+}
+
+impl<const N: usize> Hashers<N> {
+    /// Adds to every stream its pieces, in order.
+    pub fn update(&mut self, pieces: [&[&[u8]]; N]) {
+        let mut feeds = pieces.map(Feed::new);
+        loop {
+            // The two with most to go, so that as little as possible is left for one alone.
+            let mut order: [usize; N] = std::array::from_fn(|i| i);
+            order.sort_unstable_by_key(|i| std::cmp::Reverse(feeds[*i].left));
+            let Some(first) = order.first().copied().filter(|i| feeds[*i].left > 0) else { return };
+            match order.get(1).copied().filter(|i| feeds[*i].left > 0) {
+                None => {
+                    let len = feeds[first].piece().len();
+                    self.streams[first].update(feeds[first].take(len));
+                }
+                Some(second) => {
+                    let len = feeds[first].piece().len().min(feeds[second].piece().len()).min(SHARE);
+                    let (a, b) = (feeds[first].take(len), feeds[second].take(len));
+                    let [first, second] =
+                        self.streams.get_disjoint_mut([first, second]).expect("two different streams");
+                    update_two(first, a, second, b);
+                }
+            }
+        }
+    }
+
+    /// Bytes seen by each stream.
+    #[must_use]
+    pub fn lens(&self) -> [u64; N] {
+        std::array::from_fn(|i| self.streams[i].total)
+    }
+
+    /// The digests.
+    #[must_use]
+    pub fn finish(self) -> [Digest; N] {
+        self.streams.map(Stream::finish)
+    }
+}
+
+/// Adds `a` to one stream and `b`, of the same length, to another.
+fn update_two(first: &mut Stream, a: &[u8], second: &mut Stream, b: &[u8]) {
+    let ((a_blocks, a_tail), (b_blocks, b_tail)) =
+        (first.top_up(a).as_chunks::<BLOCK>(), second.top_up(b).as_chunks::<BLOCK>());
+    let common = a_blocks.len().min(b_blocks.len());
+    pair::compress_two(&mut first.state, &a_blocks[..common], &mut second.state, &b_blocks[..common]);
+    pair::compress(&mut first.state, &a_blocks[common..]);
+    pair::compress(&mut second.state, &b_blocks[common..]);
+    first.keep(a_tail);
+    second.keep(b_tail);
 }
 
 #[cfg(test)]
@@ -134,23 +190,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_are_sha256(
-            first in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 0..8),
-            second in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 0..24),
+        fn all_are_sha256(
+            rounds in proptest::collection::vec(
+                proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 0..4), 0..12),
         ) {
-            let mut pair = PairHasher::default();
-            let mut pieces = second.chunks(3);
-            for piece in &first {
-                let group: Vec<&[u8]> = pieces.next().unwrap_or(&[]).iter().map(Vec::as_slice).collect();
-                pair.update(piece, &group);
+            let mut hashers = Hashers::<3>::default();
+            let mut want = [const { Vec::new() }; 3];
+            for round in rounds.chunks(3) {
+                let mut pieces: [Vec<&[u8]>; 3] = std::array::from_fn(|_| Vec::new());
+                for (stream, given) in round.iter().enumerate() {
+                    pieces[stream] = given.iter().map(Vec::as_slice).collect();
+                    want[stream].extend(given.concat());
+                }
+                hashers.update(std::array::from_fn(|i| pieces[i].as_slice()));
             }
-            for group in pieces {
-                let group: Vec<&[u8]> = group.iter().map(Vec::as_slice).collect();
-                pair.update(b"", &group);
-            }
-            let (a, b) = (first.concat(), second.concat());
-            prop_assert_eq!(pair.lens(), (a.len() as u64, b.len() as u64));
-            prop_assert_eq!(pair.finish(), (Digest::of(&a), Digest::of(&b)));
+            prop_assert_eq!(hashers.lens(), want.each_ref().map(|w| w.len() as u64));
+            prop_assert_eq!(hashers.finish(), want.map(|w| Digest::of(&w)));
         }
     }
 
@@ -158,10 +213,10 @@ mod tests {
     fn long_streams() {
         let a: Vec<u8> = (0..1_000_003u32).map(|i| i.to_le_bytes()[1]).collect();
         let b: Vec<u8> = (0..900_001u32).map(|i| i.to_le_bytes()[0] ^ 0x5a).collect();
-        let mut pair = PairHasher::default();
+        let mut hashers = Hashers::<2>::default();
         for (a, b) in a.chunks(65_521).zip(b.chunks(59_000)) {
-            pair.update(a, &[b]);
+            hashers.update([&[a], &[b]]);
         }
-        assert_eq!(pair.finish(), (Digest::of(&a), Digest::of(&b)));
+        assert_eq!(hashers.finish(), [Digest::of(&a), Digest::of(&b)]);
     }
 }

@@ -5,7 +5,7 @@ use super::{LayerError, Options, stream, walk};
 use crate::blob::spool::Spool;
 use crate::blob::{Contents, order};
 use crate::entry::Warning;
-use crate::hash::PairHasher;
+use crate::hash::Hashers;
 use crate::progress::Progress;
 use crate::source::{LayerOrigin, SourceLayer};
 use crate::tree::Tree;
@@ -59,7 +59,7 @@ pub fn read(
     let spool = Spool::new(&store.scratch()).map_err(LayerError::Scratch)?;
     let whiteouts = !matches!(layer.origin, LayerOrigin::Dir(_));
     let mut sink = Sink::new(options, whiteouts, spool);
-    let mut out = BlobOut { store, staged: None, hash: PairHasher::default() };
+    let mut out = BlobOut { store, staged: None, hash: Hashers::default() };
     let mut warnings = Vec::new();
     let source = match &layer.origin {
         LayerOrigin::Dir(path) => {
@@ -74,7 +74,7 @@ pub fn read(
     warnings.append(&mut sink.take_warnings());
     let Sink { builder, blob, spool, .. } = sink;
     let (contents, mut segments) = blob.finish()?;
-    out.drain(b"", &mut segments)?;
+    out.drain(b"", b"", &mut segments)?;
     let (tree, open) = builder.finish();
     let mut layer_read = ReadLayer { tree, open, contents, spool, data: None, source, diff_id: None, warnings };
     let (plain, blob) = out.hash.finish();
@@ -119,13 +119,20 @@ impl ReadLayer {
 pub(super) struct BlobOut<'s> {
     store: &'s StoreDir,
     staged: Option<Staged>,
-    hash: PairHasher,
+    /// Of the stored bytes, the plain tar and the data blob.
+    hash: Hashers<3>,
 }
 
 impl BlobOut<'_> {
-    /// Hashes `plain` together with what is new in `segments`, and writes the segments that are complete.
-    pub(super) fn drain(&mut self, plain: &[u8], segments: &mut crate::blob::Segments) -> Result<(), LayerError> {
-        self.hash.update(plain, &segments.unhashed());
+    /// Hashes `stored` and `plain` bytes together with what is new in `segments`, and writes the segments that are
+    /// complete.
+    pub(super) fn drain(
+        &mut self,
+        stored: &[u8],
+        plain: &[u8],
+        segments: &mut crate::blob::Segments,
+    ) -> Result<(), LayerError> {
+        self.hash.update([&[stored], &[plain], &segments.unhashed()]);
         segments.mark_hashed();
         while let Some(segment) = segments.take() {
             let staged = match &self.staged {

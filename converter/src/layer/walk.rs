@@ -141,7 +141,7 @@ impl Walker<'_, '_> {
                 self.put(parent, name, &stat, entry)?;
                 self.contents(&File::from(file), stat.st_size.cast_unsigned())?;
                 self.sink.end_entry()?;
-                self.out.drain(b"", self.sink.blob.segments())?;
+                self.out.drain(b"", b"", self.sink.blob.segments())?;
                 Ok(None)
             }
             FileType::Directory => {
@@ -229,7 +229,7 @@ impl Walker<'_, '_> {
                 let stored = self.sink.data(at, &buffer[..read]);
                 self.buffer = buffer;
                 stored?;
-                self.out.drain(b"", self.sink.blob.segments())?;
+                self.out.drain(b"", b"", self.sink.blob.segments())?;
                 (self.read)(read as u64);
                 at += read as u64;
             }
