@@ -332,7 +332,7 @@ impl<R: ReadAt> Image<R> {
                 let what = format!("device {device} of {} devices", self.devices.len());
                 return Err(ReadError::inode(nid, field, what));
             };
-            if end.is_none_or(|end| end > known.blocks) {
+            if end.is_none_or(|end| known.blocks > 0 && end > known.blocks) {
                 let what = format!(
                     "{blocks} blocks from block {block} are not inside device {device} of {} blocks",
                     known.blocks
