@@ -10,7 +10,7 @@ use crate::erofs::read::Image;
 use crate::erofs::read::check::{DeviceInfo, check_counting};
 use crate::manifest::{self, Layer, digest_of};
 use crate::read_at::ReadAt as _;
-use fs3_client::{Digest, Hasher, StoreDir, StoreError};
+use fs3_client::{Digest, Hasher, StoreDir};
 use oci_spec::image::Descriptor;
 use std::collections::HashMap;
 use std::fs::File;
@@ -75,7 +75,15 @@ pub enum Progress {
 /// Checks every blob of `image`, and how they fit together.
 pub fn verify(store: &StoreDir, image: &manifest::Image, deep: bool, progress: &mut dyn FnMut(Progress)) -> Report {
     let report = Report { deep, layers: image.layers.len(), ..Report::default() };
-    let mut verifier = Verifier { store, deep, progress, report, blobs: HashMap::new(), buffer: vec![0; BUFFER] };
+    let mut verifier = Verifier {
+        store,
+        deep,
+        progress,
+        report,
+        blobs: HashMap::new(),
+        tables: HashMap::new(),
+        buffer: vec![0; BUFFER],
+    };
     verifier.announce(image);
     verifier.blob(None, &image.config);
     for (index, layer) in image.layers.iter().enumerate() {
@@ -100,6 +108,8 @@ struct Verifier<'a> {
     report: Report,
     /// Blobs that were read: their length, and whether they are sound.
     blobs: HashMap<Digest, (u64, bool)>,
+    /// Blobs that a chunk table is about, and the blocks it has records for (none when the table is broken).
+    tables: HashMap<Digest, Option<Covered>>,
     buffer: Vec<u8>,
 }
 
@@ -121,9 +131,9 @@ impl Verifier<'_> {
     }
 
     fn open(&mut self, layer: Option<usize>, blob: &Descriptor) -> Option<(Digest, File)> {
-        let opened = digest_of(blob)
-            .map_err(|e| e.to_string())
-            .and_then(|digest| self.store.open_blob(&digest, blob.size()).map(|f| (digest, f)).map_err(|e| say(&e)));
+        let opened = digest_of(blob).map_err(|e| e.to_string()).and_then(|digest| {
+            self.store.open_blob(&digest, blob.size()).map(|f| (digest, f)).map_err(|e| e.to_string())
+        });
         opened.map_err(|what| self.problem(layer, blob, "", what)).ok()
     }
 
@@ -162,18 +172,21 @@ impl Verifier<'_> {
         let metadata = self.blob(at, &layer.metadata);
         let data: Vec<Option<(Digest, File)>> = layer.data.iter().map(|blob| self.blob(at, blob)).collect();
         let table = layer.chunk_table.as_ref().and_then(|table| Some((table, self.blob(at, table)?.1)));
-        let mut covered = None;
         if let Some((descriptor, file)) = table {
-            covered = self.table(index, layer, descriptor, file, &data);
-        } else if layer.chunk_table.is_none() && !layer.data.is_empty() {
-            self.problem(at, &layer.metadata, "", "the layer has data, but no chunk table");
+            self.table(index, layer, descriptor, file, &data);
+        }
+        // A blob of another layer was described there: layers come bottom first, and refer only to those below.
+        for blob in &layer.data {
+            if digest_of(blob).is_ok_and(|digest| !self.tables.contains_key(&digest)) && layer.chunk_table.is_none() {
+                self.problem(at, blob, "", "no chunk table is about this blob");
+            }
         }
         if let Some((_, file)) = metadata {
-            self.metadata(index, layer, file, covered.as_ref());
+            self.metadata(index, layer, file);
         }
     }
 
-    fn metadata(&mut self, index: usize, layer: &Layer, file: File, covered: Option<&Covered>) {
+    fn metadata(&mut self, index: usize, layer: &Layer, file: File) {
         let at = Some(index);
         let image = match Image::open(file) {
             Ok(image) => image,
@@ -202,14 +215,17 @@ impl Verifier<'_> {
             }
             devices.push(DeviceInfo { blocks: blob.size() / u64::from(BLOCK_SIZE) });
         }
+        let covered: Vec<Option<&Covered>> = layer
+            .data
+            .iter()
+            .map(|blob| self.tables.get(&digest_of(blob).ok()?)?.as_ref().filter(|_| self.deep))
+            .collect();
         let mut uncovered = (0u64, None);
         let mut on_chunk = |device: u16, (block, blocks): (u64, u64)| {
-            if let Some(covered) = covered
-                && usize::from(device) == covered.device
-                && !covered.holds(block, blocks)
-            {
+            let covered = usize::from(device).checked_sub(1).and_then(|index| *covered.get(index)?);
+            if covered.is_some_and(|covered| !covered.holds(block, blocks)) {
                 uncovered.0 += 1;
-                uncovered.1.get_or_insert((block, blocks));
+                uncovered.1.get_or_insert((device, block, blocks));
             }
         };
         let checked = check_counting(&image, &devices, &mut on_chunk);
@@ -218,16 +234,15 @@ impl Verifier<'_> {
         for finding in checked.findings {
             self.problem(at, &layer.metadata, &finding.path, finding.what);
         }
-        if let (count, Some((block, blocks))) = uncovered {
-            let table = layer.chunk_table.as_ref().unwrap_or(&layer.metadata);
+        if let (count, Some((device, block, blocks))) = uncovered {
             let what = format!(
-                "{count} chunks of files are not in the chunk table, the first is {blocks} blocks from {block}"
+                "{count} chunks of files are not in a chunk table, the first is {blocks} blocks from block {block} of device {device}"
             );
-            self.problem(at, table, "", what);
+            self.problem(at, &layer.metadata, "", what);
         }
     }
 
-    /// Checks a chunk table against the blob that it is about; returns what it covers when the run is deep.
+    /// Checks a chunk table against the blob that it is about, and keeps what it covers.
     fn table(
         &mut self,
         index: usize,
@@ -235,34 +250,38 @@ impl Verifier<'_> {
         descriptor: &Descriptor,
         file: File,
         data: &[Option<(Digest, File)>],
-    ) -> Option<Covered> {
+    ) {
         let at = Some(index);
-        let opened = ChunkTable::open(file);
-        let table = opened.map_err(|e| self.problem(at, descriptor, "", e.to_string())).ok()?;
+        let table = match ChunkTable::open(file) {
+            Ok(table) => table,
+            Err(e) => return self.problem(at, descriptor, "", e.to_string()),
+        };
+        self.tables.insert(*table.blob_digest(), None);
         let position = layer.data.iter().position(|blob| digest_of(blob).ok().as_ref() == Some(table.blob_digest()));
         let Some((position, blob)) = position.and_then(|p| Some((p, layer.data.get(p)?))) else {
             let what = format!("the chunk table is about blob {}, which the layer does not have", table.blob_digest());
-            self.problem(at, descriptor, "", what);
-            return None;
+            return self.problem(at, descriptor, "", what);
         };
         if table.blob_blocks() != blob.size() / u64::from(BLOCK_SIZE) {
             let what =
                 format!("the chunk table is about {} blocks, its blob has {} bytes", table.blob_blocks(), blob.size());
-            self.problem(at, descriptor, "", what);
-            return None;
+            return self.problem(at, descriptor, "", what);
         }
         self.report.chunks += table.len();
         // A blob whose digest is wrong is read all the same: the table says where it is wrong.
-        let rehash = if !self.deep {
-            None
-        } else if let Some((_, file)) = data.get(position)? {
-            Some(file.try_clone().ok()?)
-        } else {
-            self.open(at, blob).map(|(_, file)| file)
-        };
-        let walked = self.records(index, blob, &table, rehash.as_ref());
-        let ranges = walked.map_err(|e| self.problem(at, descriptor, "", e.to_string())).ok()?;
-        self.deep.then_some(Covered { device: position + 1, ranges })
+        let whole = data.get(position).and_then(|d| d.as_ref()).and_then(|(_, file)| file.try_clone().ok());
+        let rehash = if self.deep { whole.or_else(|| self.reopen(blob)) } else { None };
+        match self.records(index, blob, &table, rehash.as_ref()) {
+            Ok(ranges) => {
+                self.tables.insert(*table.blob_digest(), Some(Covered { ranges }));
+            }
+            Err(e) => self.problem(at, descriptor, "", e.to_string()),
+        }
+    }
+
+    /// Opens a blob whose problems were told already.
+    fn reopen(&self, blob: &Descriptor) -> Option<File> {
+        self.store.open_blob(&digest_of(blob).ok()?, blob.size()).ok()
     }
 
     /// Reads all records, and their chunks from `data`; returns the ranges of blocks that they cover.
@@ -313,9 +332,8 @@ impl Verifier<'_> {
     }
 }
 
-/// The blocks of one device that a chunk table has records for.
+/// The blocks of one blob that a chunk table has records for.
 struct Covered {
-    device: usize,
     /// (first block, block behind the last), sorted, apart from each other.
     ranges: Vec<(u64, u64)>,
 }
@@ -326,11 +344,6 @@ impl Covered {
         let range = after.checked_sub(1).and_then(|i| self.ranges.get(i));
         range.is_some_and(|(_, end)| block + blocks <= *end)
     }
-}
-
-/// A store error as a problem's sentence; it is about a blob that the problem names anyway.
-fn say(e: &StoreError) -> String {
-    e.to_string()
 }
 
 #[cfg(test)]
