@@ -126,7 +126,7 @@ fn unified_addresses_find_their_device() {
     let mut built = builder::Builder::new(12).without_checksum();
     let file = built.chunked(8192, 0, &[(0, 1000), (0, 1009)]);
     let mut bytes = built.root(&[(b"f", file, FileType::Regular)]).devices(&[10]).finish();
-    let table = Image::open(bytes.as_slice()).unwrap().superblock().device_table as usize;
+    let table = usize::try_from(Image::open(bytes.as_slice()).unwrap().superblock().device_table).unwrap();
     bytes[table + 68..table + 72].copy_from_slice(&1000u32.to_le_bytes());
     let image = Image::open(bytes.as_slice()).unwrap();
     let inode = image.inode(file).unwrap();
