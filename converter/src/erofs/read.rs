@@ -242,11 +242,6 @@ impl<R: ReadAt> Image<R> {
             |(start, size): (u64, u64)| size > 0 && offset < start + size && start < offset.saturating_add(len);
         len > 0 && (overlaps((SUPERBLOCK_OFFSET, size_of::<Superblock>() as u64)) || overlaps(table))
     }
-
-    /// Number of bits that an on-disk block address has in this image.
-    const fn address_bits(&self) -> u32 {
-        if self.superblock.features.has_48bit() { 48 } else { 32 }
-    }
 }
 
 fn read_superblock<R: ReadAt>(cache: &WindowCache<R>) -> Result<SuperblockInfo, ReadError> {
