@@ -1,7 +1,11 @@
 //! The command line of `dsec-convert`.
 
 mod convert;
+mod inspect;
+mod list;
 mod output;
+mod tree;
+mod verify;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -34,6 +38,13 @@ struct Cli {
 enum Command {
     /// Convert an image and put it into a store
     Convert(convert::Args),
+    /// List the images of a store
+    List(list::Args),
+    /// Show an image's layers, or a metadata image's superblock, features, devices and files
+    Inspect(inspect::Args),
+    /// Check that a store still has an image, whole and unharmed
+    #[command(after_help = "Exits with 3 when something is wrong with the image.")]
+    Verify(verify::Args),
 }
 
 /// The data is corrupt, and that was said already.
@@ -52,6 +63,9 @@ pub(crate) fn run() -> ExitCode {
     };
     let result = match cli.command {
         Command::Convert(args) => convert::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Verify(args) => verify::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

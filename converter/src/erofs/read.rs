@@ -16,7 +16,7 @@ mod features;
 mod inode;
 mod nid_set;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod walk;
 mod xattr;
 
@@ -114,7 +114,7 @@ impl ReadError {
 pub struct Device {
     /// Free text up to 64 bytes, trailing NULs cut; our writer puts the blob's digest here.
     pub tag: Vec<u8>,
-    /// Its length in blocks.
+    /// Its length in blocks; 0 when the image does not say (old `mkfs.erofs` left it out).
     pub blocks: u64,
     /// Where it starts in the unified address space, blocks; 0 when it has no place there.
     pub unified_start: u64,
@@ -192,7 +192,7 @@ impl<R: ReadAt> Image<R> {
         let devices = read_devices(&cache, &superblock)?;
         let mut unified: Vec<(u64, u64, u16)> = devices
             .iter()
-            .zip(1u16..)
+            .zip(1..=u16::MAX)
             .filter(|(device, _)| device.unified_start > 0)
             .map(|(device, id)| (device.unified_start, device.unified_start.saturating_add(device.blocks), id))
             .collect();
@@ -235,9 +235,12 @@ impl<R: ReadAt> Image<R> {
         if root.is_dir() { Ok(root) } else { Err(ReadError::inode(root.nid, "mode", "the root is not a directory")) }
     }
 
-    /// Number of bits that an on-disk block address has in this image.
-    const fn address_bits(&self) -> u32 {
-        if self.superblock.features.has_48bit() { 48 } else { 32 }
+    /// Whether `len` bytes at `offset` of the image are, in part, its superblock or device table.
+    fn is_table_or_superblock(&self, offset: u64, len: u64) -> bool {
+        let table = (self.superblock.device_table, (self.devices.len() * size_of::<DeviceSlot>()) as u64);
+        let overlaps =
+            |(start, size): (u64, u64)| size > 0 && offset < start + size && start < offset.saturating_add(len);
+        len > 0 && (overlaps((SUPERBLOCK_OFFSET, size_of::<Superblock>() as u64)) || overlaps(table))
     }
 }
 

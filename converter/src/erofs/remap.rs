@@ -465,3 +465,6 @@ impl<R: ReadAt, M: FnMut(u16, u32, u32) -> Place> Rewrite<'_, R, M> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -210,6 +210,9 @@ impl<R: ReadAt> Checker<'_, R> {
             let Data::Block { device, block } = chunk.data else { continue };
             let blocks = chunk.len.div_ceil(1 << bits);
             if device == 0 {
+                if self.image.is_table_or_superblock(block << bits, chunk.len) {
+                    return self.broken(inode.nid, path, "its data overlaps the superblock or the device table");
+                }
                 continue;
             }
             crossing += u64::from(block / segment != (block + blocks - 1) / segment);

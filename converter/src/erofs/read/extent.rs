@@ -228,7 +228,9 @@ impl<R: ReadAt> Image<R> {
     }
 
     fn flat(&self, inode: &Inode, len: u64) -> Result<Extent, ReadError> {
-        if self.address_bits() == 48 && inode.data == (1 << 48) - 1 {
+        // 48-bit images have holes for whole files; a compact inode may have only the low half of the address.
+        let null = inode.data == (1 << 48) - 1 || (inode.compact && inode.data == (1 << 32) - 1);
+        if null && inode.layout == DataLayout::FlatPlain && self.superblock.features.has_48bit() {
             return Ok(Extent { file_offset: 0, len, data: Data::Hole });
         }
         let data = self.locate(inode.nid, "i_u", 0, inode.data, len)?;
@@ -332,7 +334,7 @@ impl<R: ReadAt> Image<R> {
                 let what = format!("device {device} of {} devices", self.devices.len());
                 return Err(ReadError::inode(nid, field, what));
             };
-            if end.is_none_or(|end| end > known.blocks) {
+            if end.is_none_or(|end| known.blocks > 0 && end > known.blocks) {
                 let what = format!(
                     "{blocks} blocks from block {block} are not inside device {device} of {} blocks",
                     known.blocks

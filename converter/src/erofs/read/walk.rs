@@ -163,7 +163,11 @@ impl<R: ReadAt> Walk<'_, R> {
     fn visit(&mut self, entry: Option<DirEntry>, inode: Inode) -> Result<(), ReadError> {
         self.first = self.seen.insert(inode.nid);
         if self.first {
-            let slots = self.image.body_size(&inode).div_ceil(u64::from(SLOT_SIZE));
+            let size = self.image.body_size(&inode);
+            if self.image.is_table_or_superblock(inode.offset, size) {
+                return Err(ReadError::inode(inode.nid, "nid", "it overlaps the superblock or the device table"));
+            }
+            let slots = size.div_ceil(u64::from(SLOT_SIZE));
             if !(inode.nid..inode.nid + slots).all(|slot| self.slots.insert(slot)) {
                 return Err(ReadError::inode(inode.nid, "nid", "it overlaps another inode"));
             }
