@@ -6,7 +6,7 @@
 use crate::measure::Spread;
 use crate::report::{Better, Metric, Report};
 use crate::sys::thread_cpu;
-use converter::hash::PairHasher;
+use converter::hash::Hashers;
 use sha2::{Digest as _, Sha256};
 use std::hint::black_box;
 
@@ -25,8 +25,8 @@ pub(crate) fn run(rounds: usize) -> Report {
             black_box((Sha256::digest(black_box(&first)), Sha256::digest(black_box(&second))));
         }));
         pair.push(seconds_per_gb(|| {
-            let mut hasher = PairHasher::default();
-            hasher.update(black_box(&first), &[black_box(&second)]);
+            let mut hasher = Hashers::<2>::default();
+            hasher.update([&[black_box(&first)], &[black_box(&second)]]);
             black_box(hasher.finish());
         }));
     }
@@ -39,7 +39,7 @@ pub(crate) fn run(rounds: usize) -> Report {
         setting: vec![format!("{TIMES} times {} KiB of each stream, {rounds} rounds", BYTES >> 10)],
         metrics: vec![
             Metric::spread("pair_ratio", ratio, "x", Better::Lower).goal(GOAL).peer("sha2, one after the other"),
-            cpu(&pair, "PairHasher"),
+            cpu(&pair, "Hashers"),
             cpu(&single, "sha2, one after the other"),
         ],
         missing: Vec::new(),

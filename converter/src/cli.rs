@@ -9,6 +9,7 @@ mod verify;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use converter::convert::ConvertError;
 use converter::erofs::read::ReadError;
 use converter::manifest::{self, ManifestError, digest_of};
 use fs3_client::{Digest, RefName, RefNameError, StoreDir, StoreError};
@@ -88,6 +89,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     let corrupt = find(|e| e.is::<Corrupt>())
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corruption))
         || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
+        || find(|e| e.downcast_ref::<ConvertError>().is_some_and(ConvertError::is_corrupt))
         || find(|e| matches!(e.downcast_ref::<ManifestError>(), Some(ManifestError::Layer { .. })));
     let usage = find(|e| e.is::<RefNameError>());
     ExitCode::from(match (usage, corrupt) {

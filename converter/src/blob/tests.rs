@@ -49,7 +49,11 @@ fn read_back(blob: &[u8], contents: &Contents, file: &Chunked) -> Vec<u8> {
 fn contents() -> impl Strategy<Value = Vec<u8>> {
     // Few distinct byte values and lengths around the block and chunk sizes: duplicates and zero chunks occur.
     (prop_oneof![1..9000usize, 60_000..70_000usize, Just(4096), Just(65_536), Just(300_000)], 0..4u8).prop_map(
-        |(len, seed)| (0..len).map(|i| if seed == 0 { 0 } else { seed.wrapping_mul(u8::try_from(i / 5000 % 256).unwrap() | 1) }).collect(),
+        |(len, seed)| {
+            (0..len)
+                .map(|i| if seed == 0 { 0 } else { seed.wrapping_mul(u8::try_from(i / 5000 % 256).unwrap() | 1) })
+                .collect()
+        },
     )
 }
 

@@ -77,7 +77,7 @@ pub fn read(
     out.drain(b"", b"", &mut segments)?;
     let (tree, open) = builder.finish();
     let mut layer_read = ReadLayer { tree, open, contents, spool, data: None, source, diff_id: None, warnings };
-    let (plain, blob) = out.hash.finish();
+    let [_, plain, blob] = out.hash.finish();
     if source.is_some() {
         if let Some(expected) = layer.diff_id.filter(|expected| *expected != plain) {
             return Err(LayerError::DiffId { expected, found: plain });
@@ -124,6 +124,16 @@ pub(super) struct BlobOut<'s> {
 }
 
 impl BlobOut<'_> {
+    /// Hashes stored bytes that nothing else is done with.
+    pub(super) fn hash_stored(&mut self, stored: &[u8]) {
+        self.hash.update([&[stored], &[], &[]]);
+    }
+
+    /// Digest and length of the stored bytes so far.
+    pub(super) fn stored(&self) -> (Digest, u64) {
+        (self.hash.clone().finish()[0], self.hash.lens()[0])
+    }
+
     /// Hashes `stored` and `plain` bytes together with what is new in `segments`, and writes the segments that are
     /// complete.
     pub(super) fn drain(

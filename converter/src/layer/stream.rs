@@ -1,4 +1,4 @@
-//! A layer that is a tar stream: one thread reads, hashes and inflates; the other hashes the plain bytes, parses them
+//! A layer that is a tar stream: one thread reads and inflates; the other hashes stored and plain bytes, parses them
 //! and fills the data blob. A few buffers go round between the two, so memory does not depend on the layer.
 
 use super::read::BlobOut;
@@ -7,23 +7,27 @@ use super::{LayerError, Options};
 use crate::entry::Warning;
 use crate::source::{LayerOrigin, SourceLayer};
 use crate::tar::{DriveError, Parser, drive};
-use crate::unpack::{HashingReader, Limits, Unpacker, declared_as};
+use crate::unpack::{Limits, UnpackError, Unpacker, VerifyError, declared_as};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use fs3_client::Digest;
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
 use std::path::Path;
+use std::rc::Rc;
 
 /// Bytes handed from thread to thread at a time: enough to make switching cheap, small enough for a core's cache.
 const BUFFER: usize = 256 << 10;
 /// Buffers of one layer.
 const BUFFERS: usize = 4;
 
-/// A plain buffer and how much of it is filled.
-type Filled = (Vec<u8>, usize);
-
-/// What the inflating thread found out: (digest, length) of the stored bytes, and an oddity of their media type.
-type Judged = ((Digest, u64), Option<String>);
+/// A piece of the layer: plain bytes, and the stored bytes that were read for them.
+#[derive(Default)]
+struct Piece {
+    plain: Vec<u8>,
+    len: usize,
+    stored: Vec<u8>,
+}
 
 pub(super) fn stream(
     layer: &SourceLayer,
@@ -33,79 +37,129 @@ pub(super) fn stream(
     read: &(dyn Fn(u64) + Sync),
     warnings: &mut Vec<Warning>,
 ) -> Result<(Digest, u64), LayerError> {
-    let reader = Counted { inner: open(&layer.origin)?, read };
-    let (filled_in, filled) = bounded::<Filled>(BUFFERS);
-    let (free_in, free) = bounded::<Vec<u8>>(BUFFERS);
+    let reader = open(&layer.origin)?;
+    let (full_in, full) = bounded::<Piece>(BUFFERS);
+    let (free_in, free) = bounded::<Piece>(BUFFERS);
     std::thread::scope(|scope| {
-        let inflating = scope.spawn(move || inflate(reader, layer, options, &filled_in, &free));
-        let parsed = parse(&filled, &free_in, sink, out);
-        // A damaged blob shows as a nonsensical tar before its digest is known. Where there is a digest to judge it
-        // by, the rest is read, so that the message says what is really wrong.
+        let inflating = scope.spawn(move || {
+            let stored = Rc::default();
+            let reader = Tee { inner: reader, stored: Rc::clone(&stored), read };
+            Inflater { stored, full: full_in, free, made: 0 }.run(reader, layer, options)
+        });
+        let parsed = parse(&full, &free_in, sink, out);
+        // A damaged blob shows as a nonsensical stream or tar before its digest is known. Where there is a digest to
+        // judge it by, the rest is read, so that the message says what is really wrong.
         if parsed.is_err() && layer.digest.is_some() {
-            while let Ok((buffer, _)) = filled.recv() {
-                let _ = free_in.send(buffer);
+            while let Ok(piece) = full.recv() {
+                out.hash_stored(&piece.stored);
+                let _ = free_in.send(piece);
             }
         }
-        drop((filled, free_in));
-        let judged = inflating.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let mut parser = match (parsed, judged.as_ref().err()) {
-            (Ok(parser), None) => parser,
-            // The parser's own verdict, unless the bytes it got were damaged or cut short.
-            (Err(e), None | Some(LayerError::Cancelled)) => return Err(e),
-            (_, Some(_)) => return Err(judged.expect_err("it was one")),
+        drop((full, free_in));
+        let inflated = inflating.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let failed = parsed.is_err() || inflated.is_err();
+        let unread = matches!(inflated, Err(LayerError::Unpack(UnpackError::Read(_) | UnpackError::Unsupported(_))));
+        if failed && !unread && layer.digest.is_some() {
+            VerifyError::judge(out.stored(), layer.digest.as_ref(), layer.size)?;
+        }
+        let (mut parser, oddity) = match (parsed, inflated) {
+            (Ok(parser), Ok(oddity)) => (parser, oddity),
+            (Err(e), Ok(_) | Err(LayerError::Cancelled)) | (_, Err(e)) => return Err(e),
         };
-        let (source, oddity) = judged?;
+        VerifyError::judge(out.stored(), layer.digest.as_ref(), layer.size)?;
         parser.finish()?;
         warnings.append(&mut parser.take_warnings());
         warnings.extend(oddity.map(|message| Warning::new(b"", message)));
-        Ok(source)
+        Ok(out.stored())
     })
 }
 
-fn inflate<R: Read>(
-    reader: R,
-    layer: &SourceLayer,
-    options: &Options,
-    filled: &Sender<Filled>,
-    free: &Receiver<Vec<u8>>,
-) -> Result<Judged, LayerError> {
-    let limits = Limits { plain_bytes: options.max_plain, ..Limits::default() };
-    let mut unpacker = Unpacker::new(HashingReader::new(reader), limits)?;
-    let mut made = 0;
-    loop {
-        let mut buffer = if made < BUFFERS {
-            made += 1;
-            vec![0; BUFFER]
-        } else {
-            free.recv().map_err(|_| LayerError::Cancelled)?
-        };
-        let len = unpacker.read(&mut buffer)?;
-        if len == 0 {
-            break;
+/// The thread that reads and inflates.
+struct Inflater {
+    /// What was read since the last piece.
+    stored: Rc<RefCell<Vec<u8>>>,
+    full: Sender<Piece>,
+    free: Receiver<Piece>,
+    made: usize,
+}
+
+impl Inflater {
+    /// Returns what is odd about the declared media type.
+    fn run<R: Read>(
+        &mut self,
+        reader: Tee<'_, R>,
+        layer: &SourceLayer,
+        options: &Options,
+    ) -> Result<Option<String>, LayerError> {
+        let limits = Limits { plain_bytes: options.max_plain, ..Limits::default() };
+        let mut unpacker = Unpacker::new(reader, limits)?;
+        let compression = unpacker.compression();
+        let inflated = self.inflate(&mut unpacker);
+        if matches!(&inflated, Err(LayerError::Unpack(e)) if !matches!(e, UnpackError::Read(_)))
+            && layer.digest.is_some()
+        {
+            self.read_rest(unpacker.into_inner())?;
         }
-        filled.send((buffer, len)).map_err(|_| LayerError::Cancelled)?;
+        inflated.map(|()| declared_as(&layer.media_type, compression))
     }
-    let oddity = declared_as(&layer.media_type, unpacker.compression());
-    let source = unpacker.into_inner().verify(layer.digest.as_ref(), layer.size)?;
-    Ok((source, oddity))
+
+    fn inflate<R: Read>(&mut self, unpacker: &mut Unpacker<R>) -> Result<(), LayerError> {
+        loop {
+            let mut piece = self.piece()?;
+            piece.len = unpacker.read(&mut piece.plain)?;
+            let last = piece.len == 0;
+            self.send(piece)?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes on what is behind the place where a stream proved damaged, for its digest.
+    fn read_rest<R: Read>(&mut self, mut reader: R) -> Result<(), LayerError> {
+        loop {
+            let mut piece = self.piece()?;
+            let read = reader.read(&mut piece.plain).map_err(UnpackError::Read)?;
+            piece.len = 0;
+            self.send(piece)?;
+            if read == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn piece(&mut self) -> Result<Piece, LayerError> {
+        if self.made < BUFFERS {
+            self.made += 1;
+            return Ok(Piece { plain: vec![0; BUFFER], ..Piece::default() });
+        }
+        self.free.recv().map_err(|_| LayerError::Cancelled)
+    }
+
+    fn send(&mut self, mut piece: Piece) -> Result<(), LayerError> {
+        piece.stored.clear();
+        std::mem::swap(&mut piece.stored, &mut self.stored.borrow_mut());
+        self.full.send(piece).map_err(|_| LayerError::Cancelled)
+    }
 }
 
 fn parse(
-    filled: &Receiver<Filled>,
-    free: &Sender<Vec<u8>>,
+    full: &Receiver<Piece>,
+    free: &Sender<Piece>,
     sink: &mut Sink,
     out: &mut BlobOut<'_>,
 ) -> Result<Parser, LayerError> {
     let mut parser = Parser::new(crate::tar::Limits::default());
-    while let Ok((buffer, len)) = filled.recv() {
-        let plain = &buffer[..len];
+    while let Ok(piece) = full.recv() {
+        let plain = &piece.plain[..piece.len];
         let mut input = plain;
-        drive(&mut parser, &mut input, sink).map_err(|e| match e {
+        let driven = drive(&mut parser, &mut input, sink).map_err(|e| match e {
             DriveError::Tar(e) => LayerError::Tar(e),
             DriveError::Sink(e) => e,
-        })?;
-        out.drain(plain, sink.blob.segments())?;
-        let _ = free.send(buffer);
+        });
+        out.drain(&piece.stored, plain, sink.blob.segments())?;
+        driven?;
+        let _ = free.send(piece);
     }
     Ok(parser)
 }
@@ -123,15 +177,17 @@ fn open(origin: &LayerOrigin) -> Result<Box<dyn Read + Send>, LayerError> {
     })
 }
 
-/// Reports what is read through it.
-struct Counted<'r, R> {
+/// Keeps a copy of what is read through it, and reports how much.
+struct Tee<'r, R> {
     inner: R,
+    stored: Rc<RefCell<Vec<u8>>>,
     read: &'r (dyn Fn(u64) + Sync),
 }
 
-impl<R: Read> Read for Counted<'_, R> {
+impl<R: Read> Read for Tee<'_, R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buf)?;
+        self.stored.borrow_mut().extend_from_slice(&buf[..n]);
         (self.read)(n as u64);
         Ok(n)
     }

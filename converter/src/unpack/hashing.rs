@@ -24,6 +24,20 @@ pub enum VerifyError {
     },
 }
 
+impl VerifyError {
+    /// Judges a stream by its digest and length. `None` is not checked.
+    ///
+    /// # Errors
+    /// When length (judged first, being the clearer message) or digest differ.
+    pub fn judge(found: (Digest, u64), expected: Option<&Digest>, size: Option<u64>) -> Result<(), Self> {
+        match (size, expected) {
+            (Some(size), _) if size != found.1 => Err(Self::Size { expected: size, found: found.1 }),
+            (_, Some(&expected)) if expected != found.0 => Err(Self::Digest { expected, found: found.0 }),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A reader that computes SHA-256 and length of all that is read through it.
 #[derive(Debug)]
 pub struct HashingReader<R> {
@@ -55,12 +69,9 @@ impl<R> HashingReader<R> {
     /// # Errors
     /// When length (judged first, being the clearer message) or digest differ.
     pub fn verify(self, expected: Option<&Digest>, size: Option<u64>) -> Result<(Digest, u64), VerifyError> {
-        let (digest, len) = self.finish();
-        match (size, expected) {
-            (Some(size), _) if size != len => Err(VerifyError::Size { expected: size, found: len }),
-            (_, Some(&expected)) if expected != digest => Err(VerifyError::Digest { expected, found: digest }),
-            _ => Ok((digest, len)),
-        }
+        let found = self.finish();
+        VerifyError::judge(found, expected, size)?;
+        Ok(found)
     }
 }
 
