@@ -29,6 +29,15 @@ pub(crate) enum Command {
         #[arg(long, default_value_t = 5, value_parser = parse_count)]
         rounds: usize,
     },
+    /// How large a file's chunks should be: sizes and read speed for several limits.
+    Chunks {
+        /// Where to put the stores: a directory on a disk.
+        #[arg(long)]
+        dir: PathBuf,
+        /// How many times everything is read.
+        #[arg(long, default_value_t = 3, value_parser = parse_count)]
+        rounds: usize,
+    },
     /// Build the data set and say where it is.
     Data,
     /// One contender that is this program itself.
@@ -40,7 +49,8 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 3] = [
+pub(crate) const BENCHES: [(&str, &str); 4] = [
+    ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),
     ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),

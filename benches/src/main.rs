@@ -4,6 +4,7 @@
 //! Contenders run as child processes in interleaved rounds ([`measure`]), on real layers ([`data`]); what none of them
 //! can do without is a contender too ([`limit`]).
 
+mod chunks;
 mod cli;
 mod contenders;
 mod convert;
@@ -30,6 +31,7 @@ fn main() -> Result<()> {
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
         Command::Hash { rounds } => hash::run(rounds).print(cli.json)?,
+        Command::Chunks { dir, rounds } => chunks::run(&data::image(&[])?, &dir, rounds)?.print(cli.json)?,
         Command::Data => {
             for layer in data::image(&[])?.layers {
                 let (name, blob) = (&layer.name, layer.blob.display());
