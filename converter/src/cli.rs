@@ -145,3 +145,29 @@ fn load_manifest(store: &StoreDir, descriptor: &oci_spec::image::Descriptor) -> 
     let manifest = manifest::Image::from_json(&bytes).with_context(|| format!("manifest {digest}"))?;
     Ok(Found { manifest, digest, size: descriptor.size() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    #[test]
+    fn commands_in_the_documents_are_commands() {
+        let workspace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+        let docs = std::fs::read_dir(workspace.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+        let pages = [workspace.join("README.md"), workspace.join("converter/README.md")].into_iter().chain(docs);
+        let mut parsed = 0;
+        for page in pages.filter(|page| page.extension().is_some_and(|e| e == "md")) {
+            let text = std::fs::read_to_string(&page).unwrap();
+            for line in text.lines().filter(|line| line.starts_with("dsec-convert ")) {
+                let words =
+                    line.split_whitespace().take_while(|word| !matches!(word.as_bytes()[0], b'#' | b'<' | b'>'));
+                if let Err(e) = Cli::try_parse_from(words) {
+                    panic!("{}: `{line}`: {e}", page.display());
+                }
+                parsed += 1;
+            }
+        }
+        assert!(parsed >= 10, "only {parsed} commands were found");
+    }
+}

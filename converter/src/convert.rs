@@ -2,7 +2,7 @@
 //!
 //! Every layer is read without the others. One that leaves nothing open is published at once; one that has parents
 //! without entries, or hard links into lower layers, waits until those below are published, and takes from their
-//! metadata images what it needs ([`crate::stack`]). Workers take layers from the bottom, so that little ever waits.
+//! metadata images what it needs (the module `stack`). Workers take layers from the bottom, so that little ever waits.
 //!
 //! A finished layer is remembered in the store under a key of all that decides its bytes, so that a later run, of this
 //! image or another one, takes it as it is.

@@ -1,7 +1,7 @@
 //! One layer on its way into the store.
 //!
-//! [`read`] takes the source apart: its tree, its data blob and the contents of small files in a spool. What is left
-//! open (parents without an entry, hard links into lower layers) is for [`crate::stack`]; [`publish`] then writes the
+//! [`read()`] takes the source apart: its tree, its data blob and the contents of small files in a spool. What is left
+//! open (parents without an entry, hard links into lower layers) is for the module `stack`; [`publish()`] then writes the
 //! metadata image. So the long part of the work needs no other layer, and all layers do it in parallel.
 
 mod error;

@@ -3,6 +3,7 @@
 pub mod blob;
 pub mod chunk_table;
 pub mod convert;
+pub mod design;
 pub mod entry;
 pub mod erofs;
 pub mod extent;

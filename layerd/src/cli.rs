@@ -96,4 +96,21 @@ mod tests {
         }
         assert!(parse("layerd mount --store s A:1 /mnt").unwrap_err().to_string().contains("expected NAME:TAG"));
     }
+
+    #[test]
+    fn commands_in_the_documents_are_commands() {
+        let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut parsed = 0;
+        for page in ["README.md", "layerd/README.md", "docs/mounting.md"] {
+            let text = std::fs::read_to_string(workspace.join(page)).unwrap();
+            for line in text.lines().filter(|line| line.starts_with("layerd ")) {
+                let words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
+                if let Err(e) = Cli::try_parse_from(words) {
+                    panic!("{page}: `{line}`: {e}");
+                }
+                parsed += 1;
+            }
+        }
+        assert!(parsed >= 6, "only {parsed} commands were found");
+    }
 }

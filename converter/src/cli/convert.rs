@@ -20,8 +20,12 @@ use std::time::{Duration, Instant};
 /// Arguments of `convert`.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// Where the image is: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (one layer; `-`
-    /// reads standard input), dir:PATH (one layer)
+    /// Where the image is.
+    // Not the comment above, whose brackets rustdoc takes for links.
+    #[arg(
+        help = "Where the image is: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (one \
+                  layer; `-` reads standard input), dir:PATH (one layer)"
+    )]
     source: SourceRef,
     /// The store to put it in; made if it is not there
     #[arg(long, value_name = "DIR")]
