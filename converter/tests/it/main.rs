@@ -1,5 +1,8 @@
 //! Tests of the converter against real tools, one binary for all.
 
+mod random_stacks;
+mod random_trees;
 mod source;
+mod support;
 mod tar_corpora;
 mod tar_producers;
