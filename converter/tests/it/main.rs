@@ -1,6 +1,12 @@
 //! Tests of the converter against real tools, one binary for all.
 
+mod cases_manifests;
+mod cases_tar;
+mod cases_tar_large;
 mod inspect;
 mod source;
+mod support_tar;
 mod tar_corpora;
+mod tar_corpora_mounted;
 mod tar_producers;
+mod tar_producers_mounted;
