@@ -49,7 +49,7 @@ pub struct SourceImage {
 /// One layer and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceLayer {
-    /// As declared; what the bytes are is for [`crate::unpack`] to find.
+    /// As declared, empty where the source names none; what the bytes are is for [`crate::unpack`] to find.
     pub media_type: String,
     /// Digest of the stored bytes, where the source names one.
     pub digest: Option<Digest>,

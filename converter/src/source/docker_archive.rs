@@ -105,9 +105,9 @@ fn load(archive: &dyn Members, docker: &DockerImage, platform: &Platform) -> Res
     for (index, name) in docker.layers().iter().enumerate() {
         let what = format!("layer {index} ({})", printable(name.as_bytes()));
         let Location { path, offset, len } = find(archive, &what, name)?;
-        let gzip = if name.ends_with(".gz") || name.ends_with(".tgz") { ".gzip" } else { "" };
         layers.push(SourceLayer {
-            media_type: format!("application/vnd.docker.image.rootfs.diff.tar{gzip}"),
+            // The archive names none, and its layers may well be compressed.
+            media_type: String::new(),
             digest: named_digest(name),
             size: Some(len),
             diff_id: None,

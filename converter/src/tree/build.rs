@@ -189,8 +189,9 @@ impl Builder {
     ///
     /// # Errors
     /// When the entry cannot be part of any tree; the layer is then to be refused.
-    pub fn entry(&mut self, entry: Entry) -> Result<Placed, TreeError> {
+    pub fn entry(&mut self, mut entry: Entry) -> Result<Placed, TreeError> {
         let path = entry.path.clone();
+        self.settle_owner(&mut entry);
         let Some((parent, name)) = split_path(&path)? else {
             return self.root_entry(entry);
         };
@@ -293,6 +294,18 @@ impl Builder {
             }
         }
         Ok(true)
+    }
+
+    /// 4294967295 is no id to Linux, but "leave it as it is" to chown: so an extractor leaves such a file to root. In an
+    /// image it would be a file that nobody may write or copy up.
+    fn settle_owner(&mut self, entry: &mut Entry) {
+        for id in [&mut entry.uid, &mut entry.gid] {
+            if *id == u32::MAX {
+                *id = 0;
+                let message = "is owned by 4294967295, which is no id; given to 0, as extraction does";
+                self.warnings.push(Warning::new(&entry.path, message));
+            }
+        }
     }
 
     fn describe_directory(&mut self, id: InodeId, path: &[u8], entry: Entry) {

@@ -1,9 +1,15 @@
 //! Tests of the converter against real tools, one binary for all.
 
+mod cases_manifests;
+mod cases_tar;
+mod cases_tar_large;
 mod inspect;
 mod random_stacks;
 mod random_trees;
 mod source;
 mod support;
+mod support_tar;
 mod tar_corpora;
+mod tar_corpora_mounted;
 mod tar_producers;
+mod tar_producers_mounted;

@@ -13,7 +13,7 @@ use converter::tar::{DriveError, Limits, Parser, TarError, drive};
 use sha2::{Digest as _, Sha256};
 
 /// Refused by us: file name, part of the sentence, why that is right.
-const REFUSED: &[(&str, &str, &str)] = &[
+pub(crate) const REFUSED: &[(&str, &str, &str)] = &[
     ("issue10968.tar", "checksum", "garbage behind a header's type; Go and GNU tar refuse it too"),
     ("issue11169.tar", "newline", "a PAX record has the wrong length; Go and GNU tar refuse it too"),
     ("issue12435.tar", "the size field", "the size is text; Go and GNU tar refuse it too"),
@@ -133,7 +133,7 @@ fn corpora_are_read_as_gnu_tar_and_python_do() {
 }
 
 /// All archives that the packages have, or a panic that says which package is missing.
-fn corpora() -> Vec<PathBuf> {
+pub(crate) fn corpora() -> Vec<PathBuf> {
     let mut all = Vec::new();
     let go = below("/usr/share", "go-").into_iter().map(|dir| dir.join("src/archive/tar/testdata"));
     let split = PathBuf::from("/usr/share/gocode/src/github.com/vbatts/tar-split");
@@ -181,7 +181,7 @@ fn archives(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn gunzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn gunzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     flate2::read::MultiGzDecoder::new(bytes).read_to_end(&mut out).unwrap();
     out

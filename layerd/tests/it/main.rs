@@ -1,5 +1,6 @@
 //! `layerd` against the kernel. Everything that mounts needs root and is named `privileged_…`.
 
+mod converted;
 mod killed;
 mod many;
 mod names;
