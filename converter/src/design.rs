@@ -44,8 +44,9 @@
 //! - **The last component alone** is looked at, by its first four bytes `.wh.` (W10): `a.wh.b`, `.wh` and `.wherever`
 //!   are names like others.
 //! - A whiteout acts on lower layers only, **wherever it stands among the entries** (W01). With an entry of the same
-//!   name in the same layer, a directory becomes opaque (it was removed and made again), and anything else needs no
-//!   whiteout, since it hides the lower name by being there.
+//!   name in the same layer, a directory becomes opaque (it was removed and made again; without an entry of its own it
+//!   still gets the lower one's attributes), and anything else needs no whiteout, since it hides the lower name by
+//!   being there.
 //! - `.wh..wh..opq` makes its directory **opaque**; exactly this name, no other spelling (W07). The directory keeps the
 //!   attributes that its entry, or the lower layer, gives it.
 //! - All other `.wh..wh.*` names are AUFS' own bookkeeping and never reach the image, nor does what lies below them
@@ -81,7 +82,7 @@
 //! # Hard links
 //!
 //! - A link makes another name of one inode. What the link's own header says of mode, owner, times and attributes is
-//!   ignored: there is one inode, and its first entry described it.
+//!   ignored: there is one inode, and its own entry describes it.
 //! - The target may **come later** in the archive (L03), and may itself be such a link.
 //! - A link **to itself**, or to a name that already is the same inode, changes nothing (L01).
 //! - **Absolute** targets start at the image's root (L05). Targets with `..` are refused (L09).
@@ -163,8 +164,9 @@
 //!
 //! Three things pull in different directions. Each chunk costs an 8-byte index in the metadata image, which must be
 //! local before a sandbox starts: that asks for large chunks. Deduplication finds only whole equal chunks: that asks
-//! for small ones. The kernel reads through one index at a time and merges what lies together, so reading hardly cares
-//! as long as neighbours stay neighbours, which tree order gives. Figures for the choices are in `docs/benchmarks.md`.
+//! for small ones. The kernel reads through one index at a time and merges what lies together, so reading should hardly
+//! care as long as neighbours stay neighbours, which tree order gives. Figures for the choices are in
+//! `docs/benchmarks.md`.
 //!
 //! # The data blob
 //!
@@ -213,7 +215,8 @@
 //!   its bytes: the format version ([`crate::convert::FORMAT_VERSION`]), the source's digest and diffID, whether it
 //!   belongs to a whole image, the layers below *if it took anything from them*, the inline limit, the chunk size and
 //!   the xattr namespace. Limits are not part of it, since they only decide whether there is a result. A record whose
-//!   blobs are not all there in their lengths is ignored. Sources without a digest (`tar:`, `dir:`) have no record.
+//!   blobs are not all there in their lengths is ignored. A layer that is reused is not read again: damage that its
+//!   source took since is not noticed. Sources without a digest (`tar:`, `dir:`) have no record.
 //! - **Order of publishing.** Data blob, chunk table, metadata image, record, config, manifest, ref: nothing names what
 //!   is not there yet, so a crash between any two leaves a sound store, and what was finished is used by the next run.
 //!   Names appear by rename after the contents are on disk; unfinished files are in `tmp/`, locked by their writer, and

@@ -10,3 +10,8 @@ pub mod store_dir;
 pub use digest::{Digest, DigestError, Hasher};
 pub use refname::{RefName, RefNameError};
 pub use store_dir::{Published, Staged, StoreDir, StoreError, Swept};
+
+/// Compiles the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

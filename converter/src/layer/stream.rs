@@ -20,6 +20,8 @@ use std::rc::Rc;
 const BUFFER: usize = 256 << 10;
 /// Buffers of one layer.
 const BUFFERS: usize = 4;
+/// Stored bytes that may wait for the plain ones they become. Some become none: empty gzip members, skippable frames.
+const STORED: usize = 1 << 20;
 
 /// A piece of the layer: plain bytes, and the stored bytes that were read for them.
 #[derive(Default)]
@@ -42,9 +44,11 @@ pub(super) fn stream(
     let (free_in, free) = bounded::<Piece>(BUFFERS);
     std::thread::scope(|scope| {
         let inflating = scope.spawn(move || {
-            let stored = Rc::default();
-            let reader = Tee { inner: reader, stored: Rc::clone(&stored), read };
-            Inflater { stored, full: full_in, free, made: 0 }.run(reader, layer, options)
+            let pieces = Pieces { stored: Vec::new(), full: full_in, free, made: 0, cancelled: false };
+            let pieces = Rc::new(RefCell::new(pieces));
+            let reader = Tee { inner: reader, pieces: Rc::clone(&pieces), read };
+            let inflated = inflate(&pieces, reader, layer, options);
+            if pieces.borrow().cancelled { Err(LayerError::Cancelled) } else { inflated }
         });
         let parsed = parse(&full, &free_in, sink, out);
         // A damaged blob shows as a nonsensical stream or tar before its digest is known. Where there is a digest to
@@ -74,72 +78,90 @@ pub(super) fn stream(
     })
 }
 
-/// The thread that reads and inflates.
-struct Inflater {
+/// What the inflating thread has to hand over, and through what.
+struct Pieces {
     /// What was read since the last piece.
-    stored: Rc<RefCell<Vec<u8>>>,
+    stored: Vec<u8>,
     full: Sender<Piece>,
     free: Receiver<Piece>,
     made: usize,
+    /// Nobody takes pieces any more.
+    cancelled: bool,
 }
 
-impl Inflater {
-    /// Returns what is odd about the declared media type.
-    fn run<R: Read>(
-        &mut self,
-        reader: Tee<'_, R>,
-        layer: &SourceLayer,
-        options: &Options,
-    ) -> Result<Option<String>, LayerError> {
-        let limits = Limits { plain_bytes: options.max_plain, ..Limits::default() };
-        let mut unpacker = Unpacker::new(reader, limits)?;
-        let compression = unpacker.compression();
-        let inflated = self.inflate(&mut unpacker);
-        if matches!(&inflated, Err(LayerError::Unpack(e)) if !matches!(e, UnpackError::Read(_)))
-            && layer.digest.is_some()
-        {
-            self.read_rest(unpacker.into_inner())?;
-        }
-        inflated.map(|()| declared_as(&layer.media_type, compression))
-    }
-
-    fn inflate<R: Read>(&mut self, unpacker: &mut Unpacker<R>) -> Result<(), LayerError> {
-        loop {
-            let mut piece = self.piece()?;
-            piece.len = unpacker.read(&mut piece.plain)?;
-            let last = piece.len == 0;
-            self.send(piece)?;
-            if last {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Passes on what is behind the place where a stream proved damaged, for its digest.
-    fn read_rest<R: Read>(&mut self, mut reader: R) -> Result<(), LayerError> {
-        loop {
-            let mut piece = self.piece()?;
-            let read = reader.read(&mut piece.plain).map_err(UnpackError::Read)?;
-            piece.len = 0;
-            self.send(piece)?;
-            if read == 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    fn piece(&mut self) -> Result<Piece, LayerError> {
+impl Pieces {
+    /// A piece to fill.
+    fn get(&mut self) -> Result<Piece, LayerError> {
         if self.made < BUFFERS {
             self.made += 1;
             return Ok(Piece { plain: vec![0; BUFFER], ..Piece::default() });
         }
-        self.free.recv().map_err(|_| LayerError::Cancelled)
+        self.free.recv().map_err(|_| self.cancel())
     }
 
+    /// Hands over a piece, and the stored bytes that were read until now.
     fn send(&mut self, mut piece: Piece) -> Result<(), LayerError> {
         piece.stored.clear();
-        std::mem::swap(&mut piece.stored, &mut self.stored.borrow_mut());
-        self.full.send(piece).map_err(|_| LayerError::Cancelled)
+        std::mem::swap(&mut piece.stored, &mut self.stored);
+        self.full.send(piece).map_err(|_| self.cancel())
+    }
+
+    fn cancel(&mut self) -> LayerError {
+        self.cancelled = true;
+        LayerError::Cancelled
+    }
+
+    /// Takes note of stored bytes. They are handed over alone when too many wait for plain ones.
+    fn note(&mut self, stored: &[u8]) -> Result<(), LayerError> {
+        self.stored.extend_from_slice(stored);
+        if self.stored.len() < STORED {
+            return Ok(());
+        }
+        let mut piece = self.get()?;
+        piece.len = 0;
+        self.send(piece)
+    }
+}
+
+/// Reads and inflates the layer; returns what is odd about the declared media type.
+fn inflate<R: Read>(
+    pieces: &RefCell<Pieces>,
+    reader: Tee<'_, R>,
+    layer: &SourceLayer,
+    options: &Options,
+) -> Result<Option<String>, LayerError> {
+    let limits = Limits { plain_bytes: options.max_plain, ..Limits::default() };
+    let mut unpacker = Unpacker::new(reader, limits)?;
+    let compression = unpacker.compression();
+    let inflated = inflate_all(pieces, &mut unpacker);
+    if matches!(&inflated, Err(LayerError::Unpack(e)) if !matches!(e, UnpackError::Read(_))) && layer.digest.is_some() {
+        read_rest(pieces, unpacker.into_inner())?;
+    }
+    inflated.map(|()| declared_as(&layer.media_type, compression))
+}
+
+fn inflate_all<R: Read>(pieces: &RefCell<Pieces>, unpacker: &mut Unpacker<R>) -> Result<(), LayerError> {
+    loop {
+        let mut piece = pieces.borrow_mut().get()?;
+        piece.len = unpacker.read(&mut piece.plain)?;
+        let last = piece.len == 0;
+        pieces.borrow_mut().send(piece)?;
+        if last {
+            return Ok(());
+        }
+    }
+}
+
+/// Passes on what is behind the place where a stream proved damaged, for its digest.
+fn read_rest<R: Read>(pieces: &RefCell<Pieces>, mut reader: R) -> Result<(), LayerError> {
+    loop {
+        let mut piece = pieces.borrow_mut().get()?;
+        let read = reader.read(&mut piece.plain).map_err(UnpackError::Read)?;
+        piece.len = 0;
+        pieces.borrow_mut().send(piece)?;
+        if read == 0 {
+            return Ok(());
+        }
     }
 }
 
@@ -180,15 +202,49 @@ fn open(origin: &LayerOrigin) -> Result<Box<dyn Read + Send>, LayerError> {
 /// Keeps a copy of what is read through it, and reports how much.
 struct Tee<'r, R> {
     inner: R,
-    stored: Rc<RefCell<Vec<u8>>>,
+    pieces: Rc<RefCell<Pieces>>,
     read: &'r (dyn Fn(u64) + Sync),
 }
 
 impl<R: Read> Read for Tee<'_, R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buf)?;
-        self.stored.borrow_mut().extend_from_slice(&buf[..n]);
+        self.pieces.borrow_mut().note(&buf[..n]).map_err(io::Error::other)?;
         (self.read)(n as u64);
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unpack::Compression;
+
+    /// A zstd skippable frame: 20 MiB that become nothing.
+    #[test]
+    fn stored_bytes_without_plain_ones_do_not_pile_up() {
+        const FRAME: u32 = 20 << 20;
+        let head = [0x184D_2A50u32.to_le_bytes(), FRAME.to_le_bytes()].concat();
+        let stream = head.chain(io::repeat(0).take(FRAME.into()));
+        let (full_in, full) = bounded::<Piece>(BUFFERS);
+        let (free_in, free) = bounded::<Piece>(BUFFERS);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let pieces = Pieces { stored: Vec::new(), full: full_in, free, made: 0, cancelled: false };
+                let pieces = Rc::new(RefCell::new(pieces));
+                let reader = Tee { inner: stream, pieces: Rc::clone(&pieces), read: &|_| () };
+                let mut unpacker = Unpacker::new(reader, Limits::default()).unwrap();
+                assert_eq!(unpacker.compression(), Compression::Zstd);
+                inflate_all(&pieces, &mut unpacker).unwrap();
+            });
+            let mut stored = 0;
+            while let Ok(piece) = full.recv() {
+                assert_eq!(piece.len, 0);
+                assert!(piece.stored.len() < STORED + BUFFER, "{} bytes at once", piece.stored.len());
+                stored += piece.stored.len();
+                let _ = free_in.send(piece);
+            }
+            assert_eq!(stored, FRAME as usize + 8);
+        });
     }
 }
