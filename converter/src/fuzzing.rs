@@ -3,6 +3,7 @@
 //! same code on stable Rust.
 
 pub mod erofs;
+pub mod layer;
 pub mod manifest;
 pub mod tar;
 pub mod unpack;

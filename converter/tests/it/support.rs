@@ -1,0 +1,234 @@
+//! Stores, images and judges that several tests need.
+
+use converter::convert::{ConvertError, Converted, Request, convert_as};
+use converter::entry::Timestamp;
+use converter::erofs::format::FileType;
+use converter::erofs::read::Image;
+use converter::erofs::read::check::{DeviceInfo, check};
+use converter::layer::{BlobRef, Options, Record};
+use converter::manifest;
+use converter::progress::Silent;
+use converter::read_at::ReadAt;
+use converter::source::Platform;
+use fixtures::content::Content;
+use fixtures::model::Layer;
+use fixtures::mounts::{self, Mounted};
+use fixtures::oci::{self, Layout};
+use fixtures::tar::Format;
+use fixtures::tree::{Digest as ContentDigest, Kind, Snapshot};
+use fs3_client::{Digest, StoreDir};
+use proptest::test_runner::Config;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// A place for one test, on a real disk, with a store in it.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+    pub(crate) store: StoreDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let dir = mounts::scratch();
+        let store = StoreDir::create(&dir.path().join("store")).unwrap();
+        Self { dir, store }
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a layout `oci` with these layers as its image `t`; returns how a converter is told of it.
+    pub(crate) fn layout(&self, layers: &[oci::Layer]) -> String {
+        let image = layers.iter().fold(oci::Image::new(), |image, layer| image.layer(layer.clone()));
+        Layout::new().image("t", image).write(&self.path("oci")).unwrap();
+        format!("oci:{}:t", self.path("oci").display())
+    }
+
+    /// As [`Place::layout`], of a model's layers.
+    pub(crate) fn layout_of(&self, layers: &[Layer]) -> String {
+        self.layout(&layers.iter().map(|layer| oci::Layer::tar(layer.to_tar(Format::Pax))).collect::<Vec<_>>())
+    }
+
+    /// Converts in this process, and judges every image that comes of it by our own checker and by fsck.erofs.
+    pub(crate) fn convert(&self, source: &str) -> Result<Converted, ConvertError> {
+        let converted = convert(&self.store, source, 2)?;
+        for layer in &converted.layers {
+            judge(&self.store, &layer.record);
+        }
+        Ok(converted)
+    }
+
+    /// Mounts a layer as the kernel sees it alone.
+    pub(crate) fn mount(&self, record: &Record) -> Mounted {
+        let devices: Vec<PathBuf> = record.data.iter().map(|blob| self.store.blob_path(&blob.digest)).collect();
+        let devices: Vec<&Path> = devices.iter().map(PathBuf::as_path).collect();
+        mounts::erofs(&self.store.blob_path(&record.metadata.digest), &devices).unwrap()
+    }
+
+    /// Mounts all layers, and the overlay over them; what is returned must live as long as the overlay is looked at.
+    pub(crate) fn mount_all(&self, converted: &Converted) -> (Mounted, Vec<Mounted>) {
+        let layers: Vec<Mounted> = converted.layers.iter().map(|layer| self.mount(&layer.record)).collect();
+        let lowers: Vec<&Path> = layers.iter().map(Mounted::path).collect();
+        (mounts::overlay(&lowers, None).unwrap(), layers)
+    }
+}
+
+/// Converts `source` in this process, as `t:t`.
+pub(crate) fn convert(store: &StoreDir, source: &str, jobs: usize) -> Result<Converted, ConvertError> {
+    let request = Request {
+        source: source.parse().unwrap(),
+        platform: Platform::host(),
+        options: Options::default(),
+        jobs,
+    };
+    convert_as(&"t:t".parse().unwrap(), &request, store, &Silent)
+}
+
+/// `cases` in an ordinary run, or as many as PROPTEST_CASES says.
+pub(crate) fn cases(cases: u32) -> Config {
+    let told = std::env::var("PROPTEST_CASES").ok().map(|text| text.parse().expect("PROPTEST_CASES is a number"));
+    Config { cases: told.unwrap_or(cases), failure_persistence: None, max_shrink_iters: 500, ..Config::default() }
+}
+
+fn open(store: &StoreDir, record: &Record) -> (Image<File>, Vec<File>) {
+    let open = |blob: &BlobRef| store.open_blob(&blob.digest, blob.size).unwrap();
+    (Image::open(open(&record.metadata)).unwrap(), record.data.iter().map(open).collect())
+}
+
+/// Nothing may be wrong with a layer's metadata image, by our checker and by fsck.erofs, which also reads every file.
+fn judge(store: &StoreDir, record: &Record) {
+    let (image, _) = open(store, record);
+    let devices: Vec<DeviceInfo> = record.data.iter().map(|b| DeviceInfo { blocks: b.size / 4096 }).collect();
+    assert_eq!(check(&image, &devices), []);
+    let paths: Vec<PathBuf> = record.data.iter().map(|blob| store.blob_path(&blob.digest)).collect();
+    let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+    mounts::fsck(&store.blob_path(&record.metadata.digest), &paths).unwrap();
+}
+
+/// What our reader tells of a layer that differs from what the kernel's mount shows.
+pub(crate) fn reader_differs(store: &StoreDir, record: &Record, mounted: &Snapshot) -> Vec<String> {
+    let (image, data) = open(store, record);
+    let devices: Vec<&dyn ReadAt> = data.iter().map(|file| file as &dyn ReadAt).collect();
+    let mut found = Vec::new();
+    let mut names = 0;
+    let mut groups: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
+    let mut walk = image.walk();
+    while let Some(visit) = walk.next() {
+        let visit = visit.unwrap();
+        names += 1;
+        let path = fixtures::escaped(visit.path);
+        let Some(node) = mounted.find(visit.path) else {
+            found.push(format!("{path}: not in the mount"));
+            continue;
+        };
+        if node.kind != Kind::Directory {
+            groups.entry(visit.inode.nid).or_default().insert(node.group);
+        }
+        let inode = visit.inode;
+        let time = Timestamp { secs: node.mtime.secs, nanos: node.mtime.nanos };
+        let xattrs: BTreeMap<_, _> = image.xattrs(inode).unwrap().into_iter().map(|x| (x.name, x.value)).collect();
+        let mut tell = |same: bool, what: &str| {
+            if !same {
+                found.push(format!("{path}: {what} | {node:?} | {inode:?}"));
+            }
+        };
+        tell(kind(inode.file_type()) == node.kind, "type");
+        tell(inode.mode & 0o7777 == node.mode, "mode");
+        tell((inode.uid, inode.gid) == (node.uid, node.gid), "owner");
+        tell(inode.mtime == time, "mtime");
+        tell(u64::from(inode.nlink) == node.nlink, "link count");
+        tell(inode.device_number().unwrap_or_default() == node.rdev, "device");
+        tell(xattrs == node.xattrs, "xattrs");
+        tell(node.kind == Kind::Directory || inode.size == node.size, "size");
+        if let Some(target) = &node.target {
+            tell(image.read_link(inode).unwrap() == *target, "target");
+        }
+        if let Some(content) = &node.content {
+            let mut bytes = vec![0; usize::try_from(inode.size).unwrap()];
+            let read = image.read_file_at(inode, &devices, 0, &mut bytes).unwrap();
+            tell(read == bytes.len(), "length read");
+            tell(ContentDigest::of_content(&Content::Bytes(bytes)) == *content, "content");
+        }
+    }
+    if names != mounted.len() {
+        found.push(format!("{names} names, {} in the mount", mounted.len()));
+    }
+    if groups.values().any(|of_one| of_one.len() != 1) {
+        found.push(format!("links: {groups:?}"));
+    }
+    found
+}
+
+fn kind(file_type: FileType) -> Kind {
+    match file_type {
+        FileType::Regular => Kind::Regular,
+        FileType::Directory => Kind::Directory,
+        FileType::Symlink => Kind::Symlink,
+        FileType::CharDevice => Kind::Char,
+        FileType::BlockDevice => Kind::Block,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::Unknown => panic!("an inode of no type"),
+    }
+}
+
+/// Blobs of a store whose bytes were compared with their names.
+#[derive(Default)]
+pub(crate) struct Hashed(BTreeMap<String, Digest>);
+
+impl Hashed {
+    /// Asserts that every blob of the store is what its name says, and every ref a whole and sound image. Blobs never
+    /// change, so one that was hashed before is not again.
+    pub(crate) fn assert_sound(&mut self, store: &StoreDir) {
+        for entry in fs::read_dir(store.root().join("blobs/sha256")).unwrap() {
+            let name = entry.unwrap().file_name().into_string().expect("a digest");
+            if !self.0.contains_key(&name) {
+                let bytes = fs::read(store.root().join("blobs/sha256").join(&name)).unwrap();
+                let digest = Digest::of(&bytes);
+                assert_eq!(digest.hex(), name, "a blob of {} bytes is not what its name says", bytes.len());
+                self.0.insert(name, digest);
+            }
+        }
+        for (name, descriptor) in store.list_refs().unwrap() {
+            let digest = manifest::digest_of(&descriptor).unwrap();
+            let bytes = store.read_blob(&digest, descriptor.size()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let image = manifest::Image::from_json(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_whole(store, &image);
+        }
+    }
+
+    pub(crate) fn all(store: &StoreDir) -> Self {
+        let mut hashed = Self::default();
+        hashed.assert_sound(store);
+        hashed
+    }
+
+    /// The names of all blobs.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+}
+
+fn assert_whole(store: &StoreDir, image: &manifest::Image) {
+    let open = |descriptor: &oci_spec::image::Descriptor| {
+        store.open_blob(&manifest::digest_of(descriptor).unwrap(), descriptor.size()).unwrap()
+    };
+    open(&image.config);
+    for layer in &image.layers {
+        layer.chunk_table.iter().for_each(|table| drop(open(table)));
+        layer.data.iter().for_each(|data| drop(open(data)));
+        let devices: Vec<DeviceInfo> =
+            layer.data.iter().map(|data| DeviceInfo { blocks: data.size() / 4096 }).collect();
+        assert_eq!(check(&Image::open(open(&layer.metadata)).unwrap(), &devices), []);
+    }
+}
+
+/// Names of what is in a directory, sorted.
+pub(crate) fn list(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
