@@ -1,6 +1,10 @@
 //! Tests of the converter against real tools, one binary for all.
 
+mod concurrent;
+mod crash;
+mod determinism;
 mod inspect;
+mod program;
 mod random_stacks;
 mod random_trees;
 mod source;
