@@ -78,10 +78,17 @@ fn pieces_do_not_show() {
 #[test]
 fn the_order_of_entries_does_not_show() {
     let place = Place::new();
-    let entries = ["f a/x \"x\" mtime=4", "f a/y size=9000 fill=random:1 mtime=4", "f b size=70000 fill=text:2", "d a/ 0700", "d ./ mtime=3"];
+    let entries = [
+        "f a/x \"x\" mtime=4",
+        "f a/y size=9000 fill=random:1 mtime=4",
+        "f b size=70000 fill=text:2",
+        "d a/ 0700",
+        "d ./ mtime=3",
+    ];
     let mut all: Vec<Vec<String>> = Vec::new();
     for rotation in 0..entries.len() {
-        let script: String = entries.iter().cycle().skip(rotation).take(entries.len()).map(|e| format!("{e}\n")).collect();
+        let script: String =
+            entries.iter().cycle().skip(rotation).take(entries.len()).map(|e| format!("{e}\n")).collect();
         let file = place.path(format!("{rotation}.tar"));
         std::fs::write(&file, fixtures::tar::build(&script)).unwrap();
         let store = Place::new();

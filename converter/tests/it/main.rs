@@ -3,6 +3,7 @@
 mod concurrent;
 mod crash;
 mod determinism;
+mod hostile;
 mod inspect;
 mod program;
 mod random_stacks;
