@@ -64,8 +64,11 @@ fn sound(store: &StoreDir, record: &Record) {
     let image = Image::open(metadata).expect("our own image opens");
     let data: Vec<File> =
         record.data.iter().map(|blob| store.open_blob(&blob.digest, blob.size).expect("a data blob")).collect();
-    let devices: Vec<DeviceInfo> =
-        record.data.iter().map(|blob| DeviceInfo { blocks: blob.size / u64::from(image.superblock().block_size()) }).collect();
+    let devices: Vec<DeviceInfo> = record
+        .data
+        .iter()
+        .map(|blob| DeviceInfo { blocks: blob.size / u64::from(image.superblock().block_size()) })
+        .collect();
     assert_eq!(image.devices().len(), devices.len());
     assert_eq!(check(&image, &devices), [], "our own image is sound");
     let mut blocks = READ_LIMIT;
@@ -84,7 +87,8 @@ fn sound(store: &StoreDir, record: &Record) {
                 blocks -= 1;
                 let len = usize::try_from(extent.len.min(4096)).unwrap_or(4096);
                 let file = &data[usize::from(device) - 1];
-                crate::read_at::ReadAt::read_exact_at(file, &mut buffer[..len], block * 4096).expect("the data is there");
+                crate::read_at::ReadAt::read_exact_at(file, &mut buffer[..len], block * 4096)
+                    .expect("the data is there");
             }
         }
     }

@@ -59,7 +59,43 @@ pub(super) struct Below {
     overlay: OverlayXattrs,
     root: Merged,
     /// From the root to the last directory that was looked at.
-    way: RefCell<Vec<(Vec<u8>, Merged)>>,
+    way: RefCell<Way>,
+}
+
+/// A path of directories, and what is merged at each of its levels.
+#[derive(Default)]
+struct Way {
+    path: Vec<u8>,
+    /// By level: length of its path, and what is there.
+    levels: Vec<(usize, Merged)>,
+}
+
+impl Way {
+    /// Goes up as far as `path` is another; returns how much of `path` is left of the way.
+    fn turn_to(&mut self, path: &[u8]) -> usize {
+        let common = if path.starts_with(&self.path) {
+            self.path.len()
+        } else {
+            self.path.iter().zip(path).take_while(|(a, b)| a == b).count()
+        };
+        let mut keep = self.levels.partition_point(|(end, _)| *end <= common);
+        // The last may be but the beginning of a name.
+        if keep > 0 && path.get(self.levels[keep - 1].0).is_some_and(|next| *next != b'/') {
+            keep -= 1;
+        }
+        self.levels.truncate(keep);
+        let end = self.levels.last().map_or(0, |(end, _)| *end);
+        self.path.truncate(end);
+        end
+    }
+
+    fn push(&mut self, name: &[u8], merged: Merged) {
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name);
+        self.levels.push((self.path.len(), merged));
+    }
 }
 
 /// The directories that are merged at one path, topmost first: (layer, inode).
@@ -90,23 +126,19 @@ impl Below {
     /// every directory.
     pub(super) fn look(&self, path: &[u8]) -> Result<Found<'_>, ReadError> {
         let mut way = self.way.borrow_mut();
-        let components: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|c| !c.is_empty()).collect();
-        let common = way.iter().zip(&components).take_while(|((name, _), component)| name == *component).count();
-        way.truncate(common);
-        for (at, component) in components.iter().enumerate().skip(common) {
-            let step = match way.last() {
-                Some((_, merged)) => self.step(merged, component)?,
-                None => self.step(&self.root, component)?,
-            };
-            match step {
-                Step::Directory(below) => way.push((component.to_vec(), below)),
-                Step::Object(layer, inode) if at + 1 == components.len() => {
+        let walked = way.turn_to(path);
+        let mut components = path[walked..].split(|b| *b == b'/').filter(|c| !c.is_empty()).peekable();
+        while let Some(component) = components.next() {
+            let merged = way.levels.last().map_or(&self.root, |(_, merged)| merged);
+            match self.step(merged, component)? {
+                Step::Directory(below) => way.push(component, below),
+                Step::Object(layer, inode) if components.peek().is_none() => {
                     return Ok(Found::Object(inode, &self.layers[layer]));
                 }
                 Step::Object(..) | Step::Nothing => return Ok(Found::Nothing),
             }
         }
-        let merged = way.last().map_or(&self.root, |(_, merged)| merged);
+        let merged = way.levels.last().map_or(&self.root, |(_, merged)| merged);
         Ok(match merged.first() {
             Some((layer, inode)) => Found::Directory(inode.clone(), &self.layers[*layer]),
             None => Found::Nothing,

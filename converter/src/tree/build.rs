@@ -13,7 +13,7 @@ use crate::erofs::format::encode_device;
 use crate::extent::FileData;
 use crate::manifest::OverlayXattrs;
 use hashbrown::HashTable;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// Longest name of one path component, in bytes (`NAME_MAX`).
@@ -156,7 +156,9 @@ pub struct Builder {
     hasher: RandomState,
     xattrs: XattrSets,
     whiteouts: Vec<Edge>,
-    warnings: Vec<Warning>,
+    warnings: Warnings,
+    /// Bytes of symbolic links and of pending hard links' targets.
+    targets: u64,
     /// The parent part of the last path and where it led; forgotten when anything is replaced.
     last_parent: Option<(Vec<u8>, InodeId)>,
 }
@@ -180,7 +182,8 @@ impl Builder {
             hasher: RandomState::new(),
             xattrs: XattrSets::default(),
             whiteouts: Vec::new(),
-            warnings: Vec::new(),
+            warnings: Warnings::default(),
+            targets: 0,
             last_parent: None,
         }
     }
@@ -192,6 +195,7 @@ impl Builder {
     pub fn entry(&mut self, mut entry: Entry) -> Result<Placed, TreeError> {
         let path = entry.path.clone();
         self.settle_owner(&mut entry);
+        self.check_text(&path)?;
         let Some((parent, name)) = split_path(&path)? else {
             return self.root_entry(entry);
         };
@@ -232,7 +236,7 @@ impl Builder {
 
     /// What was odd so far.
     pub fn take_warnings(&mut self) -> Vec<Warning> {
-        std::mem::take(&mut self.warnings)
+        std::mem::take(&mut self.warnings).finish()
     }
 
     /// The tree, and what it leaves to the layers below.
@@ -251,6 +255,16 @@ impl Builder {
         tree.sort();
         let open = tree.open();
         (tree, open)
+    }
+
+    /// What is kept until the end is bounded, however small its packed form.
+    fn check_text(&self, path: &[u8]) -> Result<(), TreeError> {
+        let limit = u64::from(self.options.max_inodes) * TEXT_PER_INODE;
+        if self.names.len() as u64 + self.targets + self.xattrs.bytes() > limit {
+            let what = "bytes of names, links and extended attributes";
+            return Err(TreeError::TooMany { path: printable(path), what, limit });
+        }
+        Ok(())
     }
 
     fn root_entry(&mut self, entry: Entry) -> Result<Placed, TreeError> {
@@ -272,7 +286,7 @@ impl Builder {
                 Meaning::Ordinary => {}
                 Meaning::Bookkeeping => return Ok(true),
                 _ => {
-                    self.warnings.push(Warning::new(path, "is inside a whiteout; left out"));
+                    self.warnings.push(path, "is inside a whiteout; left out");
                     return Ok(true);
                 }
             }
@@ -338,6 +352,7 @@ impl Builder {
                 }
                 // Linux has no permissions on symbolic links; what a tar says is never seen after extraction.
                 mode = 0o777;
+                self.targets += target.len() as u64;
                 Kind::Symlink(target.into_boxed_slice())
             }
             EntryKind::CharDevice { major: 0, minor: 0 } => {
@@ -358,11 +373,11 @@ impl Builder {
     fn escape_whiteout_device(&mut self, path: &[u8], parent: InodeId, xattrs: SetId) -> SetId {
         let prefix = self.options.overlay.prefix();
         let mark = |what: &str| format!("{prefix}overlay.{what}").into_bytes();
-        self.warnings.push(Warning::new(
+        self.warnings.push(
             path,
             "is a 0:0 character device, which overlayfs would take for a whiteout; kept as an empty file marked with \
              the overlay.whiteout attribute",
-        ));
+        );
         let directory = self.inodes[parent as usize].xattrs;
         if !self.xattrs.get(directory).iter().any(|x| x.name == mark("opaque")) {
             self.inodes[parent as usize].xattrs = self.xattrs.with(directory, &mark("opaque"), b"x");
@@ -384,10 +399,9 @@ impl Builder {
             let problem = unrepresentable(&xattr).or((area > MAX_XATTR_AREA).then_some("all together exceed 64 KiB"));
             match problem {
                 None => kept.push(xattr),
-                Some(problem) => self.warnings.push(Warning::new(
-                    path,
-                    format!("extended attribute `{}` left out: {problem}", printable(&xattr.name)),
-                )),
+                Some(problem) => self
+                    .warnings
+                    .push(path, format!("extended attribute `{}` left out: {problem}", printable(&xattr.name))),
             }
         }
         self.xattrs.intern(kept)
@@ -404,6 +418,7 @@ impl Builder {
             Some(id) if existing.is_some_and(|e| self.edges[e as usize].inode == id) => Ok(()),
             Some(id) => self.put_name(path, directory, name, id, existing),
             None => {
+                self.targets += target.len() as u64;
                 let kind = Kind::PendingLink(components.join(&b'/').into_boxed_slice());
                 let inode = Inode { kind, ..implied_directory(directory) };
                 let id = self.push_inode(path, inode)?;
@@ -412,34 +427,35 @@ impl Builder {
         }
     }
 
-    /// Gives pending links the inodes that came after them (L03). A link may lead to another pending link.
+    /// Gives pending links the inodes that came after them (L03). A link may lead to another pending link; where the
+    /// last of a chain leads out of the layer, all are names of that one.
     fn settle_links(&mut self) {
-        let mut pending: Vec<usize> = (0..self.edges.len())
-            .filter(|e| {
-                let inode = self.edges[*e].inode;
-                inode != NO_INODE && matches!(self.inodes[inode as usize].kind, Kind::PendingLink(_))
-            })
-            .collect();
-        loop {
-            let before = pending.len();
-            pending.retain(|edge| {
-                let Kind::PendingLink(target) = &self.inodes[self.edges[*edge].inode as usize].kind else {
-                    return false;
-                };
-                let target = target.clone();
-                let components: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
-                let found = self.find(b"", &components).ok().flatten();
-                match found.map(|id| (id, &self.inodes[id as usize].kind)) {
-                    None | Some((_, Kind::PendingLink(_) | Kind::Directory(_))) => true,
-                    Some((id, _)) => {
-                        self.edges[*edge].inode = id;
-                        false
-                    }
+        // By pending inode: where its chain ends, or itself while that is looked for.
+        let mut ends: HashMap<InodeId, InodeId> = HashMap::new();
+        for edge in 0..self.edges.len() {
+            let first = self.edges[edge].inode;
+            let mut chain = Vec::new();
+            let mut at = first;
+            let end = loop {
+                if at == NO_INODE {
+                    break first;
                 }
-            });
-            if pending.is_empty() || pending.len() == before {
-                return;
+                let Kind::PendingLink(target) = &self.inodes[at as usize].kind else { break at };
+                if let Some(end) = ends.get(&at) {
+                    break *end;
+                }
+                ends.insert(at, at);
+                chain.push(at);
+                let components: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
+                match self.find(b"", &components).ok().flatten() {
+                    Some(next) if !self.inodes[next as usize].kind.is_directory() => at = next,
+                    _ => break at,
+                }
+            };
+            for pending in chain {
+                ends.insert(pending, end);
             }
+            self.edges[edge].inode = end;
         }
     }
 
@@ -652,6 +668,40 @@ impl Builder {
 
     fn name_of(&self, edge: &Edge) -> &[u8] {
         &self.names[edge.name_start as usize..][..edge.name_len as usize]
+    }
+}
+
+/// Bytes of names, links and distinct sets of attributes that a layer may have for each inode that it may have.
+const TEXT_PER_INODE: u64 = 32;
+
+/// Most warnings that are kept, and most bytes of them.
+const WARNINGS_MAX: usize = 1000;
+const WARNINGS_BYTES_MAX: usize = 1 << 20;
+
+/// Warnings, the first of them.
+#[derive(Default)]
+struct Warnings {
+    kept: Vec<Warning>,
+    bytes: usize,
+    more: u64,
+}
+
+impl Warnings {
+    fn push(&mut self, path: &[u8], message: impl Into<String>) {
+        if self.kept.len() >= WARNINGS_MAX || self.bytes >= WARNINGS_BYTES_MAX {
+            self.more += 1;
+            return;
+        }
+        let warning = Warning::new(path, message);
+        self.bytes += warning.entry.len() + warning.message.len();
+        self.kept.push(warning);
+    }
+
+    fn finish(mut self) -> Vec<Warning> {
+        if self.more > 0 {
+            self.kept.push(Warning::new(b"", format!("{} more warnings like these", self.more)));
+        }
+        self.kept
     }
 }
 

@@ -18,11 +18,12 @@ impl SetId {
 pub struct XattrSets {
     sets: Vec<Box<[Xattr]>>,
     index: HashMap<Box<[Xattr]>, SetId>,
+    bytes: u64,
 }
 
 impl Default for XattrSets {
     fn default() -> Self {
-        Self { sets: vec![Box::default()], index: HashMap::from([(Box::default(), SetId::EMPTY)]) }
+        Self { sets: vec![Box::default()], index: HashMap::from([(Box::default(), SetId::EMPTY)]), bytes: 0 }
     }
 }
 
@@ -42,10 +43,18 @@ impl XattrSets {
         if let Some(id) = self.index.get(&set) {
             return *id;
         }
+        // Twice, since the index has its own.
+        self.bytes += 2 * set.iter().map(|x| (x.name.len() + x.value.len()) as u64).sum::<u64>();
         let id = SetId(u32::try_from(self.sets.len()).expect("fewer than 2^32 sets"));
         self.sets.push(set.clone());
         self.index.insert(set, id);
         id
+    }
+
+    /// Bytes of all sets' names and values, as they are kept.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The attributes of a set, sorted by name.

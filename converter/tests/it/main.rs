@@ -3,7 +3,12 @@
 mod cases_manifests;
 mod cases_tar;
 mod cases_tar_large;
+mod concurrent;
+mod crash;
+mod determinism;
+mod hostile;
 mod inspect;
+mod program;
 mod random_stacks;
 mod random_trees;
 mod source;
