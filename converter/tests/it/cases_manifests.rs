@@ -90,7 +90,10 @@ fn privileged_m02_the_media_type_lies() {
         let layer = Layer::text(ONE).compression(compression).media_type(media::LAYER_TAR).claimed_diff_id(&wrong);
         place.layout(Image::new().layer(layer));
         let error = place.refused("oci:oci");
-        assert!(error.contains("layer 0 (sha256:") && error.contains(&format!("the image's config says {wrong}")), "{error}");
+        assert!(
+            error.contains("layer 0 (sha256:") && error.contains(&format!("the image's config says {wrong}")),
+            "{error}"
+        );
     }
 }
 

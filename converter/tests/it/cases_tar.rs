@@ -62,8 +62,7 @@ fn privileged_t03_no_end_of_archive() {
     }
     let place = Place::new();
     let whole = place.script("d d/\nf d/f size=9000 fill=text:1\nf last size=5000 fill=text:2");
-    let want =
-        [directory("d"), regular("d/f", text(1, 9000)), regular("last", text(2, 5000))];
+    let want = [directory("d"), regular("d/f", text(1, 9000)), regular("last", text(2, 5000))];
     assert_shows(&place.only_layer(&whole), want);
     for end in ["end none", "end one"] {
         let script = format!("d d/\nf d/f size=9000 fill=text:1\nf last size=5000 fill=text:2\n{end}");
@@ -115,10 +114,7 @@ fn privileged_t05_several_gzip_members() {
     let place = Place::new();
     let archive = tar::build("d d/\nf d/a size=700K fill=random:1\nf d/b size=300K fill=text:2\ns l -> d/a");
     let want = || {
-        let content = [
-            Content::Random { seed: 1, size: 700 << 10 },
-            Content::Text { seed: 2, size: 300 << 10 },
-        ];
+        let content = [Content::Random { seed: 1, size: 700 << 10 }, Content::Text { seed: 2, size: 300 << 10 }];
         let [a, b] = content;
         [directory("d"), regular("d/a", a), regular("d/b", b), symlink("l", "d/a")]
     };
@@ -129,9 +125,8 @@ fn privileged_t05_several_gzip_members() {
             let packed: Vec<u8> = members.into_iter().flat_map(gzip).collect();
             let converted = place.tar(&packed).unwrap();
             assert_shows(&place.only_layer(&converted), want());
-            let layer = fixtures::oci::Layer::tar(archive.clone())
-                .stored(packed)
-                .media_type(fixtures::oci::media::LAYER_GZIP);
+            let layer =
+                fixtures::oci::Layer::tar(archive.clone()).stored(packed).media_type(fixtures::oci::media::LAYER_GZIP);
             place.layout(fixtures::oci::Image::new().layer(layer));
             let converted = place.convert("oci:oci").unwrap();
             assert_shows(&place.only_layer(&converted), want());
@@ -424,7 +419,8 @@ fn privileged_t14_big_ids_and_names() {
         }
         assert_shows(&place.shown(&script), want);
         // What is -1 to chown is no id; an extractor leaves the file to root.
-        let converted = place.script(&format!("format {format}\nf none uid=4294967295 gid=4294967295\nf g gid=4294967295 uid=3"));
+        let converted =
+            place.script(&format!("format {format}\nf none uid=4294967295 gid=4294967295\nf g gid=4294967295 uid=3"));
         assert_shows(&place.only_layer(&converted), [file("none", ""), file("g", "").owner(3, 0)]);
         assert_eq!(warnings(&converted).len(), 3);
         let error = place.script_refused(&format!("format {format}\nf more uid=4294967296"));
@@ -551,7 +547,11 @@ fn privileged_t19_nul_filled_pax_fields() {
         "f a \"1\" mtime=5\npax mtime=\"\\0\\0\\0\\0\\0\\0\\0\\0\"\npax atime=\"junk\\0\"\nf b \"2\"\npax ctime=\"\"",
     );
     assert_shows(&place.only_layer(&converted), [file("a", "1").mtime(5, 0), file("b", "2")]);
-    assert!(warnings(&converted).iter().any(|w| w.starts_with("a: ") && w.contains("mtime")), "{:?}", warnings(&converted));
+    assert!(
+        warnings(&converted).iter().any(|w| w.starts_with("a: ") && w.contains("mtime")),
+        "{:?}",
+        warnings(&converted)
+    );
 }
 
 #[test]

@@ -6,13 +6,17 @@ use std::process::{Command, Stdio};
 
 use fixtures::content::Content;
 use fixtures::model::{Change, Kind, Layer, Meta, Model};
+use fixtures::mounts;
 use fixtures::require;
 use fixtures::tar::{self, Time};
 use fixtures::tree::{Compare, Snapshot, assert_same};
 
-use crate::support_tar::{Place, digests, tool};
+use crate::support_tar::{Place, digests, dsec_convert_within, report, tool};
 
 const GIB: u64 = 1 << 30;
+
+/// What a conversion may have in memory, in bytes, whatever the size of its files.
+const MEMORY: u64 = 64 << 20;
 
 /// A file with bytes on both sides of every limit, and holes.
 fn sparse_file(place: &Place, size: u64) -> Snapshot {
@@ -77,18 +81,21 @@ fn privileged_t15_t06_eight_gigabytes_of_stream() {
         .spawn()
         .unwrap();
     let stream = producer.stdout.take().unwrap();
-    let args = ["convert", "tar:-", "--store", "store", "--name", "big:1", "--json"];
-    let output = crate::support_tar::dsec_convert(place.dir(), &args, stream.into());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = report(&dsec_convert_within(&place, MEMORY, "tar:-").stdin(stream).output().unwrap());
     assert!(producer.wait().unwrap().success());
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let stored = report["totals"]["data_bytes"].as_u64().unwrap();
+    assert!(stored < 1 << 20, "{stored} bytes, so zeros were stored");
+    assert_same(&want, &mounted(&place, &report), &Compare::exact());
+}
+
+/// What the kernel shows of a reported image's only layer.
+fn mounted(place: &Place, report: &serde_json::Value) -> Snapshot {
     let layer = &report["layers"][0];
-    assert!(layer["data"][0]["size"].as_u64().unwrap() < 1 << 20, "zeros were stored: {layer}");
     let blob = |value: &serde_json::Value| place.store.blob_path(&value["digest"].as_str().unwrap().parse().unwrap());
     let (image, data) = (blob(&layer["metadata"]), blob(&layer["data"][0]));
-    fixtures::mounts::fsck(&image, &[&data]).unwrap();
-    let mounted = fixtures::mounts::erofs(&image, &[&data]).unwrap();
-    assert_same(&want, &Snapshot::of(mounted.path()).unwrap(), &Compare::exact());
+    mounts::fsck(&image, &[&data]).unwrap();
+    let mounted = mounts::erofs(&image, &[&data]).unwrap();
+    Snapshot::of(mounted.path()).unwrap()
 }
 
 /// What is not a hole: more data than 32 bits count, in one file, in blocks that are all different.
@@ -103,27 +110,17 @@ fn privileged_t15_four_gigabytes_of_data() {
     let meta = Meta { mtime: Time { secs: 4_294_967_296, nanos: 1 }, ..Meta::new(0o600) };
     let layer = Layer { changes: vec![Change::Put(b"f".to_vec(), kind.clone(), meta)] };
     let want = Snapshot::of_model(&Model::merged([&layer]));
-    let mut program = Command::new(env!("CARGO_BIN_EXE_dsec-convert"))
-        .args(["convert", "tar:-", "--store", "store", "--name", "big:1", "--json"])
-        .current_dir(place.dir())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut program = dsec_convert_within(&place, MEMORY, "tar:-");
+    let mut program = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut writer = tar::Writer::new(program.stdin.take().unwrap());
     let mut entry = tar::Entry::new("f", tar::Kind::Regular(Content::Random { seed: 15, size }));
     entry.mode = 0o600;
     entry.mtime = Time { secs: 4_294_967_296, nanos: 1 };
     writer.entry(&entry).unwrap();
     drop(writer.finish().unwrap());
-    let output = program.wait_with_output().unwrap();
-    assert!(output.status.success());
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let layer = &report["layers"][0];
-    let blob = |value: &serde_json::Value| place.store.blob_path(&value["digest"].as_str().unwrap().parse().unwrap());
-    let (image, data) = (blob(&layer["metadata"]), blob(&layer["data"][0]));
-    let mounted = fixtures::mounts::erofs(&image, &[&data]).unwrap();
-    assert_same(&want, &Snapshot::of(mounted.path()).unwrap(), &Compare::exact());
+    let report = report(&program.wait_with_output().unwrap());
+    assert!(report["totals"]["data_bytes"].as_u64().unwrap() > size);
+    assert_same(&want, &mounted(&place, &report), &Compare::exact());
 }
 
 /// 200,000 files of 0 to 300 bytes in 2,000 directories.
@@ -173,5 +170,9 @@ fn check(place: &Place, layer: &Layer) -> Snapshot {
     let shown = place.only_layer(&converted);
     assert_same(&want, &shown, &Compare::exact());
     assert_eq!(converted.layers[0].record.counts.inodes, want.len() as u64);
+    // Names and inodes are all that is kept in memory.
+    let report = report(&dsec_convert_within(place, 2 * MEMORY, "tar:layer.tar").output().unwrap());
+    let digest = converted.layers[0].record.metadata.digest.to_string();
+    assert_eq!(report["layers"][0]["metadata"]["digest"], digest);
     shown
 }

@@ -1,6 +1,7 @@
 //! Tests of the converter against real tools, one binary for all.
 
 mod cases_manifests;
+mod cases_store;
 mod cases_tar;
 mod cases_tar_large;
 mod concurrent;

@@ -262,3 +262,19 @@ pub(crate) fn dsec_convert(dir: &Path, args: &[&str], input: Stdio) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dsec-convert"));
     command.args(args).current_dir(dir).stdin(input).output().unwrap()
 }
+
+/// `dsec-convert convert SOURCE` into the store of `place`, as a program that dies if it ever needs more than `limit`
+/// bytes of memory of its own.
+pub(crate) fn dsec_convert_within(place: &Place, limit: u64, source: &str) -> Command {
+    let mut command = Command::new(fixtures::require::tool("prlimit", "util-linux"));
+    command.arg(format!("--data={limit}")).arg(env!("CARGO_BIN_EXE_dsec-convert"));
+    command.args(["convert", source, "--store", "store", "--name", "made:2", "--json"]).current_dir(place.dir());
+    command
+}
+
+/// The report of a program that should have succeeded.
+#[track_caller]
+pub(crate) fn report(output: &Output) -> serde_json::Value {
+    assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}

@@ -18,8 +18,16 @@ use crate::tar_corpora::{REFUSED, corpora, gunzip};
 
 /// Converted, but GNU tar fails: file name, part of its message, why we do not.
 const NOT_EXTRACTED: &[(&str, &str, &str)] = &[
-    ("pax-global-records.tar", "empty member name", "an empty path= takes the record back, and the header's name holds"),
-    ("sparse-formats.tar", "Unexpected EOF", "GNU tar misreads sparse segments that do not begin a block, as these of Go's"),
+    (
+        "pax-global-records.tar",
+        "empty member name",
+        "an empty path= takes the record back, and the header's name holds",
+    ),
+    (
+        "sparse-formats.tar",
+        "Unexpected EOF",
+        "GNU tar misreads sparse segments that do not begin a block, as these of Go's",
+    ),
 ];
 
 /// Trees that differ: file name, part of each line that tells a difference (ours | GNU tar's), the reason.

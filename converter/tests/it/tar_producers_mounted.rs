@@ -140,9 +140,7 @@ fn privileged_any_order_gives_the_same_layer() {
         match seed {
             0 => names.sort_unstable(),
             1 => names.sort_unstable_by(|a, b| b.cmp(a)),
-            _ => names.sort_by_key(|name| {
-                name.bytes().fold(seed, |hash, byte| splitmix64(hash ^ u64::from(byte)))
-            }),
+            _ => names.sort_by_key(|name| name.bytes().fold(seed, |hash, byte| splitmix64(hash ^ u64::from(byte)))),
         }
         let args = ["-C", "tree", "--no-recursion", "--format=posix", "-cf", "t.tar", "-T", "list"];
         fs::write(place.path("list"), names.join("\n")).unwrap();
