@@ -82,7 +82,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn report(error: &anyhow::Error) -> ExitCode {
     let find = |kind: fn(&(dyn std::error::Error + 'static)) -> bool| error.chain().any(kind);
-    eprintln!("dsec-convert: {error:#}");
+    eprintln!("error: {}", sentence(error));
     if let Some(hint) = hint(error) {
         eprintln!("hint: {hint}");
     }
@@ -96,6 +96,19 @@ fn report(error: &anyhow::Error) -> ExitCode {
         (true, _) => exit::USAGE,
         (_, true) => exit::CORRUPT,
         _ => exit::FAILED,
+    })
+}
+
+/// The error and its causes; one that its effect already tells is not told again.
+fn sentence(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
+        if told.is_empty() {
+            cause
+        } else if told.contains(&cause) {
+            told
+        } else {
+            format!("{told}: {cause}")
+        }
     })
 }
 

@@ -63,6 +63,10 @@ pub(crate) fn settle(
     for round in 0.. {
         let moves = describe_implied(layer, &below, overlay)?;
         if moves.is_empty() {
+            if round > 0 {
+                // Files are elsewhere in tree order now.
+                layer.order_again(store)?;
+            }
             break;
         }
         if round == ROUNDS {
@@ -138,6 +142,8 @@ fn describe_implied(
             Fate::Drop(id) => {
                 drop.insert(id);
             }
+            // Said once, however many rounds there are.
+            Fate::Warn(warning) if layer.warnings.contains(&warning) => {}
             Fate::Warn(warning) => layer.warnings.push(warning),
         }
     }

@@ -91,6 +91,14 @@ pub fn read(
 }
 
 impl ReadLayer {
+    /// Puts the blob's chunks in tree order after the tree was changed.
+    pub(crate) fn order_again(&mut self, store: &StoreDir) -> Result<(), LayerError> {
+        match self.data.take() {
+            Some(blob) => self.settle_order(blob.staged, blob.digest, store),
+            None => Ok(()),
+        }
+    }
+
     /// Keeps the blob when its chunks are in tree order, else writes one where they are.
     fn settle_order(&mut self, staged: Staged, digest: Digest, store: &StoreDir) -> Result<(), LayerError> {
         let order = self.tree.order();

@@ -133,17 +133,21 @@ fn inflate<R: Read>(
     let limits = Limits { plain_bytes: options.max_plain, ..Limits::default() };
     let mut unpacker = Unpacker::new(reader, limits)?;
     let compression = unpacker.compression();
-    let inflated = inflate_all(pieces, &mut unpacker);
+    let inflated = inflate_all(pieces, &mut unpacker, options.max_plain);
     if matches!(&inflated, Err(LayerError::Unpack(e)) if !matches!(e, UnpackError::Read(_))) && layer.digest.is_some() {
         read_rest(pieces, unpacker.into_inner())?;
     }
     inflated.map(|()| declared_as(&layer.media_type, compression))
 }
 
-fn inflate_all<R: Read>(pieces: &RefCell<Pieces>, unpacker: &mut Unpacker<R>) -> Result<(), LayerError> {
+fn inflate_all<R: Read>(pieces: &RefCell<Pieces>, unpacker: &mut Unpacker<R>, limit: u64) -> Result<(), LayerError> {
     loop {
         let mut piece = pieces.borrow_mut().get()?;
         piece.len = unpacker.read(&mut piece.plain)?;
+        // The unpacker bounds what compressed streams expand to; a plain one, as from a pipe, may just never end.
+        if unpacker.plain_bytes() > limit {
+            return Err(UnpackError::TooLarge { limit }.into());
+        }
         let last = piece.len == 0;
         pieces.borrow_mut().send(piece)?;
         if last {
@@ -235,7 +239,7 @@ mod tests {
                 let reader = Tee { inner: stream, pieces: Rc::clone(&pieces), read: &|_| () };
                 let mut unpacker = Unpacker::new(reader, Limits::default()).unwrap();
                 assert_eq!(unpacker.compression(), Compression::Zstd);
-                inflate_all(&pieces, &mut unpacker).unwrap();
+                inflate_all(&pieces, &mut unpacker, u64::MAX).unwrap();
             });
             let mut stored = 0;
             while let Ok(piece) = full.recv() {

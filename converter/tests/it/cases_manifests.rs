@@ -292,7 +292,7 @@ fn exit_codes_and_sentences() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
         assert!(parts.iter().all(|part| said.contains(part)), "{args:?}: {said}");
         assert!(output.stdout.is_empty(), "{args:?}");
-        assert!(code == 2 || said.starts_with("dsec-convert: "), "{said}");
+        assert!(code == 2 || said.starts_with("error: "), "{said}");
         assert_eq!(place.contents(), before, "{args:?} left something");
     }
 }
