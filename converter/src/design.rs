@@ -122,7 +122,9 @@
 //!   overlayfs inside the sandbox.
 //! - **Permission bits** are kept with setuid, setgid and sticky (T18). **Symbolic links** are always 0777, which is
 //!   all that Linux ever shows, whatever the archive says.
-//! - **Ids** are numbers, up to 2^32 - 1 (T14). User and group names are ignored: they mean nothing outside the image.
+//! - **Ids** are numbers, up to 2^32 - 2 (T14). 2^32 - 1 is no id but chown's "as it is": it becomes 0, as extraction
+//!   by root leaves it, with a warning; the kernel would let nobody write or copy up such a file. User and group names
+//!   are ignored: they mean nothing outside the image.
 //! - **Times** are mtimes with nanoseconds, before 1970 too (T07). Access and change times are not kept: EROFS has one
 //!   time.
 //!

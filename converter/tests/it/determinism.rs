@@ -98,3 +98,19 @@ fn the_order_of_entries_does_not_show() {
     }
     assert!(all.iter().all(|blobs| *blobs == all[0]), "{all:#?}");
 }
+
+/// Contents that go where a lower layer's symbolic link leads are, blob and all, as if they had been written there.
+#[test]
+fn contents_behind_a_lower_link_are_in_tree_order() {
+    let below = "d usr/ mtime=1\nd usr/lib/ mtime=1\ns lib -> usr/lib\n";
+    let behind = "f lib/b mtime=2 size=9000 fill=random:1\nf opt/a mtime=2 size=9000 fill=random:2\n";
+    let there = "f usr/lib/b mtime=2 size=9000 fill=random:1\nf opt/a mtime=2 size=9000 fill=random:2\n";
+    let top = |script: &str| {
+        let place = Place::new();
+        let layers = [below, script].map(|script| fixtures::oci::Layer::tar(fixtures::tar::build(script)));
+        let source = place.layout(&layers);
+        let record = place.convert(&source).unwrap().layers.remove(1).record;
+        (record.metadata.digest, record.data[0].digest)
+    };
+    assert_eq!(top(behind), top(there));
+}
