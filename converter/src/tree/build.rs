@@ -317,7 +317,7 @@ impl Builder {
             if *id == u32::MAX {
                 *id = 0;
                 let message = "is owned by 4294967295, which is no id; given to 0, as extraction does";
-                self.warnings.push(Warning::new(&entry.path, message));
+                self.warnings.push(&entry.path, message);
             }
         }
     }
