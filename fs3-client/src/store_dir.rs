@@ -14,6 +14,7 @@
 mod error;
 mod refs;
 mod staged;
+mod writeback;
 
 pub use error::StoreError;
 pub use staged::{Published, Staged, Swept};

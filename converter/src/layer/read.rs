@@ -59,7 +59,7 @@ pub fn read(
     let spool = Spool::new(&store.scratch()).map_err(LayerError::Scratch)?;
     let whiteouts = !matches!(layer.origin, LayerOrigin::Dir(_));
     let mut sink = Sink::new(options, whiteouts, spool);
-    let mut out = BlobOut { store, staged: None, hash: Hashers::default() };
+    let mut out = BlobOut::new(store);
     let mut warnings = Vec::new();
     let source = match &layer.origin {
         LayerOrigin::Dir(path) => {
@@ -129,9 +129,19 @@ pub(super) struct BlobOut<'s> {
     staged: Option<Staged>,
     /// Of the stored bytes, the plain tar and the data blob.
     hash: Hashers<3>,
+    /// Bytes written, and how many of them the disk was told of.
+    written: u64,
+    begun: u64,
 }
 
-impl BlobOut<'_> {
+/// Bytes between one request to the disk and the next.
+const WRITEBACK: u64 = 8 << 20;
+
+impl<'s> BlobOut<'s> {
+    fn new(store: &'s StoreDir) -> Self {
+        Self { store, staged: None, hash: Hashers::default(), written: 0, begun: 0 }
+    }
+
     /// Hashes stored bytes that nothing else is done with.
     pub(super) fn hash_stored(&mut self, stored: &[u8]) {
         self.hash.update([&[stored], &[], &[]]);
@@ -159,6 +169,12 @@ impl BlobOut<'_> {
             };
             let mut file: &std::fs::File = staged;
             file.write_all(&segment).map_err(LayerError::Scratch)?;
+            self.written += segment.len() as u64;
+            // The disk works while the rest of the layer is inflated, so that there is little left to sync at its end.
+            if self.written - self.begun >= WRITEBACK {
+                staged.begin_writeback(self.begun, self.written - self.begun);
+                self.begun = self.written;
+            }
             segments.recycle(segment);
         }
         Ok(())

@@ -132,6 +132,12 @@ impl Staged {
         &self.path
     }
 
+    /// Lets the kernel begin to write `len` bytes from `offset` to disk, without waiting: [`Staged::publish`] has to
+    /// wait for all that is not there yet.
+    pub fn begin_writeback(&self, offset: u64, len: u64) {
+        super::writeback::begin(&self.file, offset, len);
+    }
+
     /// Gives the file its final name, after it is on disk; when the store has the blob already, ours is dropped.
     ///
     /// A file of another length under the final name is what a broken disk or a foreign tool left: it is replaced.
