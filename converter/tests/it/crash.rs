@@ -36,10 +36,10 @@ fn killed_at_any_instant() {
     let place = Place::new();
     let source = place.layout(&layers(1, 60));
     let mut hashed = Hashed::default();
-    // Over the first part of a run most, for there is the work; a run that is not interrupted tells its length.
+    // A run that is not interrupted tells how long one takes.
     let began = Instant::now();
     run(&mut attempt(&source, &place.store, 1));
-    let whole = began.elapsed();
+    let mut whole = began.elapsed();
     let mut inline_max = 2;
     let (mut killed, mut finished_layers, mut reused_layers) = (0, 0, 0);
     let mut before = records(&place.store);
@@ -54,6 +54,9 @@ fn killed_at_any_instant() {
         assert!(done <= 3, "{done} records of three layers");
         if status.signal() == Some(9) {
             killed += 1;
+        } else {
+            // It was done before: the machine was busier when the length was taken.
+            whole = whole * 9 / 10;
         }
         if status.success() || done == 3 || round % 4 == 3 {
             // What was finished before counts, whatever killed its converter; nothing of the killed ones stays.
@@ -66,7 +69,7 @@ fn killed_at_any_instant() {
             before = records(&place.store);
         }
     }
-    assert!(killed * 2 > rounds(), "only {killed} were killed: too fast");
+    assert!(killed * 2 > rounds(), "only {killed} of {} were killed, at up to {whole:?}", rounds());
     assert!(finished_layers > 0 && reused_layers > 0, "no round was interrupted between layers");
     // All that was named is as if nothing had happened.
     let other = Place::new();
