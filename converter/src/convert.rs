@@ -13,6 +13,7 @@ use crate::manifest::{self, CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Unresolved};
 use crate::progress::Progress;
 use crate::source::{self, LayerOrigin, Platform, SourceError, SourceImage, SourceLayer, SourceRef};
 use crate::stack;
+use crate::unpack::declared_as;
 use fs3_client::{Digest, RefName, StoreDir, StoreError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -304,7 +305,10 @@ impl<'c> Stack<'c> {
         Ok(record)
     }
 
-    fn done(&self, index: usize, record: Record, reused: bool, began: Instant) {
+    fn done(&self, index: usize, mut record: Record, reused: bool, began: Instant) {
+        // A matter of this image's manifest, not of the layer: the same layer may be declared rightly elsewhere.
+        let oddity = record.compression.and_then(|found| declared_as(&self.layers[index].media_type, found));
+        record.warnings.extend(oddity.map(|message| Warning::new(b"", message)));
         let source_size = self.layers[index].size.or_else(|| origin_size(&self.layers[index].origin));
         let layer = ConvertedLayer { record, reused, took: began.elapsed(), source_size };
         self.slots()[index] = Slot::Done(Box::new(layer));

@@ -31,7 +31,8 @@ use std::fmt;
 use std::io::{self, Read};
 
 /// How a stream was compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Compression {
     /// Not at all.
     None,

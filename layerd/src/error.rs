@@ -20,12 +20,6 @@ pub enum MountError {
         /// What is wrong with its manifest.
         source: ManifestError,
     },
-    /// The image has no layers, so there is nothing to mount.
-    #[error("{name} has no layers")]
-    NoLayers {
-        /// Which image.
-        name: RefName,
-    },
     /// A metadata image does not fit what the manifest says about it.
     #[error("layer {digest} of {name} is damaged: {what}")]
     BadLayer {

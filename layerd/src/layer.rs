@@ -82,8 +82,8 @@ impl Stack {
 /// The layers of `images`, the first image's bottom layer first.
 ///
 /// # Errors
-/// [`MountError::Store`] when a ref or manifest is missing or damaged; [`MountError::Manifest`],
-/// [`MountError::NoLayers`] when it is not a converted image with layers.
+/// [`MountError::Store`] when a ref or manifest is missing or damaged; [`MountError::Manifest`] when it is not a
+/// converted image.
 pub fn resolve(store: &StoreDir, images: &[RefName]) -> Result<Vec<Layer>, MountError> {
     let mut layers = Vec::new();
     for name in images {
@@ -94,9 +94,6 @@ pub fn resolve(store: &StoreDir, images: &[RefName]) -> Result<Vec<Layer>, Mount
         };
         let manifest = blob(&store.read_ref(name)?)?;
         let image = Image::from_json(&store.read_blob(&manifest.digest, manifest.size)?).map_err(manifest_error)?;
-        if image.layers.is_empty() {
-            return Err(MountError::NoLayers { name: name.clone() });
-        }
         for layer in &image.layers {
             layers.push(Layer {
                 image: name.clone(),

@@ -6,6 +6,7 @@
 //! | one | no | some | overlayfs over the layer and an empty directory, so that no whiteout shows |
 //! | any | yes | any | overlayfs with the writable layer on top |
 //! | more | no | any | overlayfs |
+//! | none | any | | overlayfs over empty directories |
 
 pub(crate) mod kernel;
 pub(crate) mod loopdev;
@@ -149,6 +150,10 @@ fn kind(store: &StoreDir, request: &Request, layers: &[Layer]) -> Kind {
 
 fn mount_overlay(request: &Request, stack: &Stack, mut lowers: Vec<OwnedFd>, at: &Path) -> Result<(), MountError> {
     let xattrs = stack.overlay_xattrs();
+    if lowers.is_empty() {
+        // An image without layers (M04) is an empty root.
+        lowers.push(overlay::empty_directory()?);
+    }
     let upper = match (&request.writable, lowers.last()) {
         (Some(dir), Some(top)) => Some(Upper::prepare(dir, top.as_fd(), xattrs)?),
         _ => None,

@@ -9,6 +9,7 @@ use crate::manifest::{
     self, CHUNK_TABLE_MEDIA_TYPE, DATA_MEDIA_TYPE, METADATA_MEDIA_TYPE, OverlayXattrs, Unresolved, annotation,
 };
 use crate::tree::{Kind, Tree};
+use crate::unpack::Compression;
 use fs3_client::{Digest, StoreDir};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,9 @@ pub struct BlobRef {
 pub struct Record {
     /// Digest of the stored source bytes, where there were any.
     pub source: Option<Digest>,
+    /// How those were compressed.
+    #[serde(default)]
+    pub compression: Option<Compression>,
     /// Digest of the plain tar, where there was one.
     pub diff_id: Option<Digest>,
     /// The metadata image.
@@ -88,6 +92,7 @@ pub fn publish(
     counts.deduplicated_bytes = layer.contents.deduplicated;
     Ok(Record {
         source: layer.source.map(|(digest, _)| digest),
+        compression: layer.compression,
         diff_id: layer.diff_id,
         metadata: BlobRef { digest: written.digest, size: written.size },
         data,

@@ -10,6 +10,7 @@ use crate::progress::Progress;
 use crate::source::{LayerOrigin, SourceLayer};
 use crate::tree::Tree;
 use crate::tree::build::Open;
+use crate::unpack::Compression;
 use fs3_client::{Digest, Hasher, Staged, StoreDir};
 use std::io::Write as _;
 
@@ -28,6 +29,8 @@ pub struct ReadLayer {
     pub data: Option<DataBlob>,
     /// Digest and length of the stored bytes that were read; `None` for a directory.
     pub source: Option<(Digest, u64)>,
+    /// How those were compressed.
+    pub compression: Option<Compression>,
     /// Digest of the plain tar; `None` for a directory.
     pub diff_id: Option<Digest>,
     /// Oddities, in the order of the source.
@@ -61,14 +64,15 @@ pub fn read(
     let mut sink = Sink::new(options, whiteouts, spool);
     let mut out = BlobOut::new(store);
     let mut warnings = Vec::new();
-    let source = match &layer.origin {
+    let (source, compression) = match &layer.origin {
         LayerOrigin::Dir(path) => {
             walk::walk(path, &mut sink, &mut out, &mut |bytes| progress.layer_read(index, bytes), &mut warnings)?;
-            None
+            (None, None)
         }
         LayerOrigin::Stdin | LayerOrigin::Range { .. } => {
             let read = |bytes| progress.layer_read(index, bytes);
-            Some(stream::stream(layer, options, &mut sink, &mut out, &read, &mut warnings)?)
+            let (source, compression) = stream::stream(layer, options, &mut sink, &mut out, &read, &mut warnings)?;
+            (Some(source), Some(compression))
         }
     };
     warnings.append(&mut sink.take_warnings());
@@ -76,7 +80,8 @@ pub fn read(
     let (contents, mut segments) = blob.finish()?;
     out.drain(b"", b"", &mut segments)?;
     let (tree, open) = builder.finish();
-    let mut layer_read = ReadLayer { tree, open, contents, spool, data: None, source, diff_id: None, warnings };
+    let mut layer_read =
+        ReadLayer { tree, open, contents, spool, data: None, source, compression, diff_id: None, warnings };
     let [_, plain, blob] = out.hash.finish();
     if source.is_some() {
         if let Some(expected) = layer.diff_id.filter(|expected| *expected != plain) {

@@ -7,7 +7,7 @@ use super::{LayerError, Options};
 use crate::entry::Warning;
 use crate::source::{LayerOrigin, SourceLayer};
 use crate::tar::{DriveError, Parser, drive};
-use crate::unpack::{Limits, UnpackError, Unpacker, VerifyError, declared_as};
+use crate::unpack::{Compression, Limits, UnpackError, Unpacker, VerifyError};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use fs3_client::Digest;
 use std::cell::RefCell;
@@ -38,7 +38,7 @@ pub(super) fn stream(
     out: &mut BlobOut<'_>,
     read: &(dyn Fn(u64) + Sync),
     warnings: &mut Vec<Warning>,
-) -> Result<(Digest, u64), LayerError> {
+) -> Result<((Digest, u64), Compression), LayerError> {
     let reader = open(&layer.origin)?;
     let (full_in, full) = bounded::<Piece>(BUFFERS);
     let (free_in, free) = bounded::<Piece>(BUFFERS);
@@ -66,15 +66,14 @@ pub(super) fn stream(
         if failed && !unread && layer.digest.is_some() {
             VerifyError::judge(out.stored(), layer.digest.as_ref(), layer.size)?;
         }
-        let (mut parser, oddity) = match (parsed, inflated) {
-            (Ok(parser), Ok(oddity)) => (parser, oddity),
+        let (mut parser, compression) = match (parsed, inflated) {
+            (Ok(parser), Ok(compression)) => (parser, compression),
             (Err(e), Ok(_) | Err(LayerError::Cancelled)) | (_, Err(e)) => return Err(e),
         };
         VerifyError::judge(out.stored(), layer.digest.as_ref(), layer.size)?;
         parser.finish()?;
         warnings.append(&mut parser.take_warnings());
-        warnings.extend(oddity.map(|message| Warning::new(b"", message)));
-        Ok(out.stored())
+        Ok((out.stored(), compression))
     })
 }
 
@@ -123,13 +122,13 @@ impl Pieces {
     }
 }
 
-/// Reads and inflates the layer; returns what is odd about the declared media type.
+/// Reads and inflates the layer; returns how it was compressed.
 fn inflate<R: Read>(
     pieces: &RefCell<Pieces>,
     reader: Tee<'_, R>,
     layer: &SourceLayer,
     options: &Options,
-) -> Result<Option<String>, LayerError> {
+) -> Result<Compression, LayerError> {
     let limits = Limits { plain_bytes: options.max_plain, ..Limits::default() };
     let mut unpacker = Unpacker::new(reader, limits)?;
     let compression = unpacker.compression();
@@ -137,7 +136,7 @@ fn inflate<R: Read>(
     if matches!(&inflated, Err(LayerError::Unpack(e)) if !matches!(e, UnpackError::Read(_))) && layer.digest.is_some() {
         read_rest(pieces, unpacker.into_inner())?;
     }
-    inflated.map(|()| declared_as(&layer.media_type, compression))
+    inflated.map(|()| compression)
 }
 
 fn inflate_all<R: Read>(pieces: &RefCell<Pieces>, unpacker: &mut Unpacker<R>, limit: u64) -> Result<(), LayerError> {

@@ -266,3 +266,24 @@ fn privileged_o12_cleaning_up_beside_fifty_conversions() {
     }
     place.assert_nothing_left();
 }
+
+/// M04: an image without layers is an empty root, to read and to write.
+#[test]
+fn privileged_m04_an_image_without_layers_is_an_empty_root() {
+    if !fixtures::require::mounts() {
+        return;
+    }
+    let place = Place::new();
+    let source = place.path("oci");
+    Layout::new().image("t", Image::new()).write(&source).unwrap();
+    convert(&place.store, "empty:1", &source);
+    assert_eq!(place.mount(&["empty:1"]).ok()["kind"], "overlay");
+    assert_eq!(list(place.root()), [""; 0]);
+    place.umount().ok();
+    let rw = place.path("rw");
+    place.mount(&["empty:1", "--rw", rw.to_str().unwrap()]).ok();
+    fs::write(place.root().join("new"), "x").unwrap();
+    assert_eq!(list(place.root()), ["new"]);
+    place.umount().ok();
+    place.assert_nothing_left();
+}
