@@ -7,6 +7,7 @@
 //! - a directory without an entry gets mode, owner, time and attributes of the one it will be merged with (T10);
 //! - where that is a symbolic link, the contents go to where it leads (T12, and every base with `/lib -> usr/lib`);
 //! - where there is none, and it holds nothing but whiteouts, it is left out (W04, W05);
+//! - an opaque root, which overlayfs knows nothing of, hides each name that lower roots have;
 //! - a hard link to a lower file brings that file into this layer under both names (L02), as copying up would, its
 //!   data still in the lower layer's blob.
 
@@ -20,7 +21,7 @@ use crate::extent::{Chunked, FileData, Runs};
 use crate::layer::{BlobRef, LayerError, ReadLayer, Record};
 use crate::manifest::{OverlayXattrs, Unresolved};
 use crate::tree::{InodeId, Kind, ROOT, Tree};
-use below::{Below, Found};
+use below::{Above, Below, Found};
 use fs3_client::StoreDir;
 use std::collections::{HashMap, HashSet};
 
@@ -32,6 +33,11 @@ const ROUNDS: usize = 40;
 pub(crate) fn leave_open(layer: &mut ReadLayer) -> Unresolved {
     let mut unresolved = Unresolved::default();
     let mut warnings = Vec::new();
+    if layer.tree.is_opaque(ROOT) {
+        let message = "hides everything below it, which overlayfs does not do for the root of a layer; what is below \
+                       will show until it is converted together with those layers";
+        warnings.push(Warning::new(b"", message));
+    }
     layer.tree.remove_names(|path, kind| match kind {
         Kind::PendingLink(target) => {
             unresolved.links.push((hex::encode(path), hex::encode(target)));
@@ -60,6 +66,10 @@ pub(crate) fn settle(
     overlay: OverlayXattrs,
 ) -> Result<Vec<BlobRef>, LayerError> {
     let below = Below::open(below, store, overlay)?;
+    if layer.tree.is_opaque(ROOT) {
+        // overlayfs looks for no such mark on the roots of its layers.
+        layer.tree.hide_in_root(&below.root_names()?);
+    }
     for round in 0.. {
         let moves = describe_implied(layer, &below, overlay)?;
         if moves.is_empty() {
@@ -90,6 +100,8 @@ enum Fate {
     Describe(InodeId, read::Inode, Vec<Xattr>),
     /// It is not there: what it holds is elsewhere.
     Move(Vec<u8>, Vec<Vec<u8>>),
+    /// It would be where symbolic links lead that have no end.
+    Endless(String),
     /// It is not there: nothing is in it.
     Drop(InodeId),
     /// It stays, oddly.
@@ -139,6 +151,7 @@ fn describe_implied(
         match fate {
             Fate::Describe(id, inode, xattrs) => layer.tree.describe(id, &inode, xattrs),
             Fate::Move(from, to) => moves.push((from, to)),
+            Fate::Endless(path) => return Err(LayerError::Tree(crate::tree::build::TreeError::SymlinkLoop { path })),
             Fate::Drop(id) => {
                 drop.insert(id);
             }
@@ -167,9 +180,10 @@ fn fate(
             let xattrs = without_marks(image.xattrs(&inode)?, overlay);
             Some(Fate::Describe(id, inode, xattrs))
         }
-        Found::Object(inode, _) if inode.file_type() == FileType::Symlink => {
-            Some(Fate::Move(path.to_vec(), below.follow(path)?))
-        }
+        Found::Object(inode, _) if inode.file_type() == FileType::Symlink => Some(match below.follow(path)? {
+            Some(to) => Fate::Move(path.to_vec(), to),
+            None => Fate::Endless(printable(path)),
+        }),
         Found::Object(..) => Some(Fate::Warn(Warning::new(
             path,
             "is a directory without an entry of its own, but not a directory in a lower layer; it hides what is there",
@@ -209,9 +223,20 @@ impl Links<'_> {
         for (id, target) in open.links {
             let path = &paths[&id];
             let dangling = || LayerError::DanglingLink { path: path.clone(), target: printable(&target) };
-            let place = self.below.parent_of(&target)?.ok_or_else(dangling)?;
-            if let Some(first) = made.get(&place) {
-                same.insert(id, *first);
+            let above = |path: &[u8]| match layer.tree.at(path).map(|id| &layer.tree.inode(id).kind) {
+                None => Above::Nothing,
+                Some(Kind::Symlink(target)) => Above::Symlink(target.to_vec()),
+                Some(Kind::Directory(_)) => Above::Nothing,
+                Some(_) => Above::Other,
+            };
+            let place = self.below.parent_of(&target, above)?.ok_or_else(dangling)?;
+            // Where only a lower symbolic link shows the way, it may lead back into this layer.
+            let own = layer.tree.at(&place).filter(|own| {
+                let kind = &layer.tree.inode(*own).kind;
+                !matches!(kind, Kind::PendingLink(_) | Kind::Directory(_)) && Some(*own) != layer.tree.whiteout()
+            });
+            if let Some(first) = own.or_else(|| made.get(&place).copied()) {
+                same.insert(id, first);
                 continue;
             }
             match self.below.look(&place)? {
@@ -349,3 +374,6 @@ impl Tree {
         inode.xattrs = xattrs;
     }
 }
+
+#[cfg(test)]
+mod tests;

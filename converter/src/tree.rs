@@ -15,6 +15,7 @@ pub mod xattrs;
 use crate::entry::Timestamp;
 use crate::erofs::format::{FileType, mode};
 use crate::extent::FileData;
+use crate::manifest::OverlayXattrs;
 pub use xattrs::{SetId, XattrSets};
 
 /// Index into [`Tree::inodes`]; the root is [`ROOT`].
@@ -257,21 +258,39 @@ impl Tree {
 impl Tree {
     /// Puts overlayfs' marks on directories: opaque ones hide what is below them, and those with whiteouts are to be
     /// read as merged even where no lower layer has them, so that the whiteouts do not show (the kernel's
-    /// `ovl_path_check_origin_xattr`).
-    pub fn mark_for_overlay(&mut self, namespace: crate::manifest::OverlayXattrs) {
+    /// `ovl_path_check_origin_xattr`). Those with escaped whiteouts (X03) get the mark by which an overlayfs inside the
+    /// sandbox looks for such.
+    pub fn mark_for_overlay(&mut self, namespace: OverlayXattrs) {
         let name = |what: &str| format!("{}{what}", namespace.prefix()).into_bytes();
         let (opaque, origin) = (name("opaque"), name("origin"));
+        let (inner_opaque, inner_whiteout) = (escaped(namespace, "opaque"), escaped(namespace, "whiteout"));
+        let has = |sets: &XattrSets, set, name: &[u8]| sets.get(set).iter().any(|x| x.name == name);
         for id in 0..self.inodes.len() {
             let Kind::Directory(directory) = self.inodes[id].kind else { continue };
-            let edges = directory.first as usize..(directory.first + directory.count) as usize;
-            let mark = if directory.opaque {
-                (&opaque, &b"y"[..])
-            } else if self.whiteout.is_some() && self.edges[edges].iter().any(|e| Some(e.inode) == self.whiteout) {
-                (&origin, &b""[..])
-            } else {
-                continue;
-            };
-            self.inodes[id].xattrs = self.xattrs.with(self.inodes[id].xattrs, mark.0, mark.1);
+            let names = &self.edges[directory.first as usize..(directory.first + directory.count) as usize];
+            let mut set = self.inodes[id].xattrs;
+            if names.iter().any(|e| has(&self.xattrs, self.inodes[e.inode as usize].xattrs, &inner_whiteout))
+                && !has(&self.xattrs, set, &inner_opaque)
+            {
+                set = self.xattrs.with(set, &inner_opaque, b"x");
+            }
+            if directory.opaque {
+                set = self.xattrs.with(set, &opaque, b"y");
+            } else if self.whiteout.is_some() && names.iter().any(|e| Some(e.inode) == self.whiteout) {
+                set = self.xattrs.with(set, &origin, b"");
+            }
+            self.inodes[id].xattrs = set;
         }
     }
+}
+
+/// What all whiteouts of a layer are names of.
+fn whiteout_device() -> Inode {
+    let (kind, mtime, xattrs) = (Kind::CharDevice(0), Timestamp::default(), SetId::EMPTY);
+    Inode { kind, mode: 0, uid: 0, gid: 0, mtime, xattrs }
+}
+
+/// The name under which overlayfs shows its own attribute `what` to an overlayfs that lies on top of it.
+fn escaped(namespace: OverlayXattrs, what: &str) -> Vec<u8> {
+    format!("{}overlay.{what}", namespace.prefix()).into_bytes()
 }

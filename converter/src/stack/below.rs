@@ -6,6 +6,7 @@ use crate::layer::{BlobRef, LayerError, Record};
 use crate::manifest::OverlayXattrs;
 use fs3_client::StoreDir;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Deref;
 
@@ -51,6 +52,13 @@ pub(super) enum Found<'b> {
     Directory(Inode, &'b Lower),
     /// Anything else.
     Object(Inode, &'b Lower),
+}
+
+/// What the layer on top has at a path.
+pub(super) enum Above {
+    Nothing,
+    Symlink(Vec<u8>),
+    Other,
 }
 
 /// Lower layers, bottom first.
@@ -145,9 +153,33 @@ impl Below {
         })
     }
 
+    /// The names in the root that no whiteout of these layers hides; each once, sorted.
+    pub(super) fn root_names(&self) -> Result<BTreeSet<Vec<u8>>, ReadError> {
+        let mut names = BTreeSet::new();
+        for (layer, root) in &self.root {
+            for entry in self.layers[*layer].dir(root)? {
+                let entry = entry?;
+                if !entry.is_dot() && !names.contains(&entry.name) && !matches!(self.look(&entry.name)?, Found::Nothing)
+                {
+                    names.insert(entry.name);
+                }
+            }
+        }
+        Ok(names)
+    }
+
     /// Where `path` leads when every symbolic link in it is followed inside the root, the last one too. What does not
-    /// exist is kept as it is.
-    pub(super) fn follow(&self, path: &[u8]) -> Result<Vec<Vec<u8>>, ReadError> {
+    /// exist is kept as it is. `None` when there are too many, as in a circle.
+    pub(super) fn follow(&self, path: &[u8]) -> Result<Option<Vec<Vec<u8>>>, ReadError> {
+        self.follow_over(path, |_| Above::Nothing)
+    }
+
+    /// As [`Below::follow`], with a layer on top, asked for what it has at a path.
+    pub(super) fn follow_over(
+        &self,
+        path: &[u8],
+        above: impl Fn(&[u8]) -> Above,
+    ) -> Result<Option<Vec<Vec<u8>>>, ReadError> {
         let mut todo: Vec<Vec<u8>> =
             path.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().map(<[u8]>::to_vec).collect();
         let mut real: Vec<Vec<u8>> = Vec::new();
@@ -161,12 +193,19 @@ impl Below {
                 continue;
             }
             real.push(component);
-            let Found::Object(inode, image) = self.look(&real.join(&b'/'))? else { continue };
-            if inode.file_type() != FileType::Symlink || followed == FOLLOW_MAX {
-                continue;
+            let here = real.join(&b'/');
+            let target = match above(&here) {
+                Above::Symlink(target) => target,
+                Above::Other => continue,
+                Above::Nothing => match self.look(&here)? {
+                    Found::Object(inode, image) if inode.file_type() == FileType::Symlink => image.read_link(&inode)?,
+                    _ => continue,
+                },
+            };
+            if followed == FOLLOW_MAX {
+                return Ok(None);
             }
             followed += 1;
-            let target = image.read_link(&inode)?;
             if target.starts_with(b"/") {
                 real.clear();
             } else {
@@ -174,14 +213,14 @@ impl Below {
             }
             todo.extend(target.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().map(<[u8]>::to_vec));
         }
-        Ok(real)
+        Ok(Some(real))
     }
 
-    /// `path` with its parents followed and its last component kept; `None` for the root.
-    pub(super) fn parent_of(&self, path: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
+    /// `path` with its parents followed and its last component kept; `None` for the root, and where there is no end.
+    pub(super) fn parent_of(&self, path: &[u8], above: impl Fn(&[u8]) -> Above) -> Result<Option<Vec<u8>>, ReadError> {
         let mut components: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|c| !c.is_empty()).collect();
         let Some(name) = components.pop() else { return Ok(None) };
-        let mut place = self.follow(&components.join(&b'/'))?;
+        let Some(mut place) = self.follow_over(&components.join(&b'/'), above)? else { return Ok(None) };
         place.push(name.to_vec());
         Ok(Some(place.join(&b'/')))
     }

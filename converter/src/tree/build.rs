@@ -5,15 +5,17 @@
 //! are followed inside the layer's own root, missing parents are made. Whiteouts are collected apart and placed at
 //! the end, so that the order of entries does not matter (W01). [`crate::design`] has the reasons.
 
+mod settle;
+
 use super::whiteout::{Meaning, meaning};
 use super::xattrs::{SetId, XattrSets, unrepresentable};
-use super::{Directory, Edge, Inode, InodeId, Kind, NO_INODE, ROOT, Tree};
+use super::{Directory, Edge, Inode, InodeId, Kind, NO_INODE, ROOT, Tree, escaped};
 use crate::entry::{Entry, EntryKind, Timestamp, Warning, Xattr, printable};
 use crate::erofs::format::encode_device;
 use crate::extent::FileData;
 use crate::manifest::OverlayXattrs;
 use hashbrown::HashTable;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// Longest name of one path component, in bytes (`NAME_MAX`).
@@ -142,7 +144,7 @@ pub enum Placed {
 pub struct Open {
     /// Hard links to paths that the layer does not have: (inode of the pending link, target path).
     pub links: Vec<(InodeId, Box<[u8]>)>,
-    /// Whether any directory, the root included, is there without an entry of its own.
+    /// Whether any directory, the root included, is there without an entry of its own, or the root is opaque.
     pub implied: bool,
 }
 
@@ -356,7 +358,7 @@ impl Builder {
                 Kind::Symlink(target.into_boxed_slice())
             }
             EntryKind::CharDevice { major: 0, minor: 0 } => {
-                xattrs = self.escape_whiteout_device(path, parent, xattrs);
+                xattrs = self.escape_whiteout_device(path, xattrs);
                 Kind::Regular(FileData::Empty)
             }
             EntryKind::CharDevice { major, minor } => Kind::CharDevice(device(major, minor)?),
@@ -369,20 +371,15 @@ impl Builder {
     }
 
     /// A real 0:0 device would be a whiteout of ours (X03). It becomes the kernel's other form of a whiteout, an empty
-    /// file with an xattr, escaped once: what an overlayfs *inside* the sandbox then takes for a whiteout again.
-    fn escape_whiteout_device(&mut self, path: &[u8], parent: InodeId, xattrs: SetId) -> SetId {
-        let prefix = self.options.overlay.prefix();
-        let mark = |what: &str| format!("{prefix}overlay.{what}").into_bytes();
+    /// file with an xattr, escaped once: what an overlayfs *inside* the sandbox then takes for a whiteout again
+    /// ([`Tree::mark_for_overlay`] marks the directory).
+    fn escape_whiteout_device(&mut self, path: &[u8], xattrs: SetId) -> SetId {
         self.warnings.push(
             path,
             "is a 0:0 character device, which overlayfs would take for a whiteout; kept as an empty file marked with \
              the overlay.whiteout attribute",
         );
-        let directory = self.inodes[parent as usize].xattrs;
-        if !self.xattrs.get(directory).iter().any(|x| x.name == mark("opaque")) {
-            self.inodes[parent as usize].xattrs = self.xattrs.with(directory, &mark("opaque"), b"x");
-        }
-        self.xattrs.with(xattrs, &mark("whiteout"), b"")
+        self.xattrs.with(xattrs, &escaped(self.options.overlay, "whiteout"), b"")
     }
 
     /// Escapes overlayfs' own attributes, so that they mean in the sandbox what they meant in the source, and drops
@@ -423,81 +420,6 @@ impl Builder {
                 let inode = Inode { kind, ..implied_directory(directory) };
                 let id = self.push_inode(path, inode)?;
                 self.put_name(path, directory, name, id, existing)
-            }
-        }
-    }
-
-    /// Gives pending links the inodes that came after them (L03). A link may lead to another pending link; where the
-    /// last of a chain leads out of the layer, all are names of that one.
-    fn settle_links(&mut self) {
-        // By pending inode: where its chain ends, or itself while that is looked for.
-        let mut ends: HashMap<InodeId, InodeId> = HashMap::new();
-        for edge in 0..self.edges.len() {
-            let first = self.edges[edge].inode;
-            let mut chain = Vec::new();
-            let mut at = first;
-            let end = loop {
-                if at == NO_INODE {
-                    break first;
-                }
-                let Kind::PendingLink(target) = &self.inodes[at as usize].kind else { break at };
-                if let Some(end) = ends.get(&at) {
-                    break *end;
-                }
-                ends.insert(at, at);
-                chain.push(at);
-                let components: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
-                match self.find(b"", &components).ok().flatten() {
-                    Some(next) if !self.inodes[next as usize].kind.is_directory() => at = next,
-                    _ => break at,
-                }
-            };
-            for pending in chain {
-                ends.insert(pending, end);
-            }
-            self.edges[edge].inode = end;
-        }
-    }
-
-    /// Turns collected whiteouts into names of one 0:0 device, and marks directories opaque that were removed and
-    /// made again. Whiteouts under an opaque directory hide nothing and would show as ghosts (W06): they are dropped.
-    fn place_whiteouts(&mut self) -> Option<InodeId> {
-        let whiteouts = std::mem::take(&mut self.whiteouts);
-        let mut left = Vec::new();
-        for edge in whiteouts {
-            let name = self.name_of(&edge).to_vec();
-            match self.lookup(edge.directory, &name).map(|e| self.edges[e as usize].inode) {
-                None => left.push(edge),
-                Some(id) => {
-                    if let Kind::Directory(d) = &mut self.inodes[id as usize].kind {
-                        d.opaque = true;
-                    }
-                }
-            }
-        }
-        let mut whiteout = None;
-        for mut edge in left {
-            let name = self.name_of(&edge).to_vec();
-            if self.under_opaque(edge.directory) || self.lookup(edge.directory, &name).is_some() {
-                continue;
-            }
-            let id = *whiteout.get_or_insert_with(|| {
-                let kind = Kind::CharDevice(0);
-                self.inodes.push(Inode { kind, mode: 0, ..implied_directory(ROOT) });
-                id_of(self.inodes.len() - 1)
-            });
-            edge.inode = id;
-            self.insert_edge(edge);
-        }
-        whiteout
-    }
-
-    fn under_opaque(&self, mut directory: InodeId) -> bool {
-        loop {
-            match &self.inodes[directory as usize].kind {
-                Kind::Directory(d) if d.opaque => return true,
-                Kind::Directory(d) if directory != ROOT => directory = d.parent,
-                _ => return false,
             }
         }
     }
@@ -754,7 +676,7 @@ impl Tree {
         let mut seen = std::collections::HashSet::new();
         self.visit(|_, id| match &self.inodes[id as usize].kind {
             Kind::PendingLink(target) if seen.insert(id) => open.links.push((id, target.clone())),
-            Kind::Directory(d) => open.implied |= d.implied,
+            Kind::Directory(d) => open.implied |= d.implied || (id == ROOT && d.opaque),
             _ => {}
         });
         open

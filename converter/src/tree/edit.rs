@@ -1,9 +1,9 @@
 //! Changes to a finished tree, for what [`crate::stack`] finds out. Names that are added or removed show in
 //! [`Tree::names_of`] after [`Tree::sort`].
 
-use super::{Directory, Edge, Inode, InodeId, Kind, NO_INODE, ROOT, SetId, Tree};
+use super::{Directory, Edge, Inode, InodeId, Kind, NO_INODE, ROOT, SetId, Tree, whiteout_device};
 use crate::entry::{Timestamp, Xattr};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Names that are not sorted in yet.
 #[derive(Debug, Default)]
@@ -23,6 +23,47 @@ impl Tree {
             _ if self.added.index.is_empty() => None,
             _ => self.added.index.get(&(directory, name.into())).copied(),
         }
+    }
+
+    /// The inode at `path`, whose components are names of this layer; no symbolic link is followed.
+    #[must_use]
+    pub(crate) fn at(&self, path: &[u8]) -> Option<InodeId> {
+        path.split(|b| *b == b'/').filter(|c| !c.is_empty()).try_fold(ROOT, |at, name| self.child(at, name))
+    }
+
+    /// Whether `id` is a directory that hides what lower layers have in it.
+    #[must_use]
+    pub(crate) fn is_opaque(&self, id: InodeId) -> bool {
+        matches!(self.inodes[id as usize].kind, Kind::Directory(Directory { opaque: true, .. }))
+    }
+
+    /// Hides what lower layers have in their roots under these names: whiteouts where this layer has nothing, and its
+    /// own directories become opaque.
+    pub(crate) fn hide_in_root(&mut self, names: &BTreeSet<Vec<u8>>) {
+        for name in names {
+            match self.child(ROOT, name) {
+                Some(id) => {
+                    if let Kind::Directory(directory) = &mut self.inodes[id as usize].kind {
+                        directory.opaque = true;
+                    }
+                }
+                None => {
+                    let whiteout = self.whiteout_inode();
+                    self.add_name(ROOT, name, whiteout);
+                }
+            }
+        }
+        self.sort();
+    }
+
+    fn whiteout_inode(&mut self) -> InodeId {
+        if let Some(id) = self.whiteout {
+            return id;
+        }
+        let id = u32::try_from(self.inodes.len()).expect("fewer than 2^32 inodes");
+        self.inodes.push(whiteout_device());
+        self.whiteout = Some(id);
+        id
     }
 
     /// The set of `xattrs`, for an inode of this tree.
@@ -210,3 +251,6 @@ impl Tree {
         self.edges[range].iter_mut().filter(|e| e.inode == inode).for_each(|e| e.inode = NO_INODE);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -199,7 +199,21 @@ impl<R: ReadAt> Image<R> {
     /// # Errors
     /// When `inode` is no directory, or a broken one.
     pub fn lookup(&self, inode: &Inode, name: &[u8]) -> Result<Option<u64>, ReadError> {
-        for entry in self.dir(inode)? {
+        let mut dir = self.dir(inode)?;
+        let block_size = u64::from(self.superblock.block_size());
+        let at = |block: u64| Cursor { block_start: block * block_size, ..Cursor::new(inode) };
+        // The name is in the last block that begins with it or one before it, if anywhere.
+        let (mut first, mut last) = (0, inode.size.div_ceil(block_size).max(1) - 1);
+        while first < last {
+            let middle = last - (last - first) / 2;
+            match at(middle).next(self) {
+                Some(entry) if entry.as_ref().is_ok_and(|e| e.name.as_slice() > name) => last = middle - 1,
+                Some(Err(e)) => return Err(e),
+                _ => first = middle,
+            }
+        }
+        dir.cursor = at(first);
+        for entry in dir {
             let entry = entry?;
             match entry.name.as_slice().cmp(name) {
                 std::cmp::Ordering::Less => {}
