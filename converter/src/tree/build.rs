@@ -5,7 +5,11 @@
 //! are followed inside the layer's own root, missing parents are made. Whiteouts are collected apart and placed at
 //! the end, so that the order of entries does not matter (W01). [`crate::design`] has the reasons.
 
+mod error;
+mod path;
 mod settle;
+
+pub use error::TreeError;
 
 use super::whiteout::{Meaning, meaning};
 use super::xattrs::{SetId, XattrSets, unrepresentable};
@@ -15,7 +19,7 @@ use crate::erofs::format::encode_device;
 use crate::extent::FileData;
 use crate::manifest::OverlayXattrs;
 use hashbrown::HashTable;
-use std::collections::VecDeque;
+use path::{components_of, split_path};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// Longest name of one path component, in bytes (`NAME_MAX`).
@@ -40,94 +44,6 @@ impl Default for Options {
     fn default() -> Self {
         Self { whiteouts: true, overlay: OverlayXattrs::Trusted, max_inodes: 1 << 23 }
     }
-}
-
-/// Why an entry cannot be part of a tree. All of these are faults of the layer.
-#[derive(Debug, thiserror::Error)]
-pub enum TreeError {
-    /// The path or link leaves the layer's root.
-    #[error("entry `{path}`: {what} has a `..` component, which could lead out of the image")]
-    Escapes {
-        /// Of the entry.
-        path: String,
-        /// `its path` or `its link target`.
-        what: &'static str,
-    },
-    /// A component is too long, or holds a NUL.
-    #[error("entry `{path}`: name `{name}` {what}")]
-    Name {
-        /// Of the entry.
-        path: String,
-        /// The component.
-        name: String,
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// A parent is not a directory.
-    #[error("entry `{path}`: its parent `{parent}` is not a directory in this layer")]
-    ParentNotDirectory {
-        /// Of the entry.
-        path: String,
-        /// The component that is something else.
-        parent: String,
-    },
-    /// Symbolic links lead in a circle.
-    #[error("entry `{path}`: more than {FOLLOW_MAX} symbolic links among its parents")]
-    SymlinkLoop {
-        /// Of the entry.
-        path: String,
-    },
-    /// Only a directory can be the root.
-    #[error("entry `{path}` would replace the root with something that is not a directory")]
-    Root {
-        /// As the source has it.
-        path: String,
-    },
-    /// An entry whose name is empty.
-    #[error("an entry has an empty name")]
-    EmptyName,
-    /// A whiteout of nothing.
-    #[error("entry `{path}` is a whiteout that names no file")]
-    InvalidWhiteout {
-        /// Of the entry.
-        path: String,
-    },
-    /// Hard link to a directory.
-    #[error("entry `{path}` is a hard link to the directory `{target}`")]
-    LinkToDirectory {
-        /// Of the entry.
-        path: String,
-        /// The link target.
-        target: String,
-    },
-    /// A symbolic link that is empty or longer than the kernel can follow.
-    #[error("entry `{path}`: a symbolic link of {len} bytes (must be 1 to {SYMLINK_MAX})")]
-    SymlinkLength {
-        /// Of the entry.
-        path: String,
-        /// Its length.
-        len: usize,
-    },
-    /// A device number that Linux does not have.
-    #[error("entry `{path}`: device {major}:{minor} is out of range (major to 4095, minor to 1048575)")]
-    Device {
-        /// Of the entry.
-        path: String,
-        /// Major number.
-        major: u64,
-        /// Minor number.
-        minor: u64,
-    },
-    /// Too many of something.
-    #[error("entry `{path}`: the layer has more than {limit} {what}")]
-    TooMany {
-        /// Of the entry.
-        path: String,
-        /// What is counted.
-        what: &'static str,
-        /// How many are allowed.
-        limit: u64,
-    },
 }
 
 /// What the caller has to do with an entry's data.
@@ -424,94 +340,6 @@ impl Builder {
         }
     }
 
-    /// The directory at `components`, following symbolic links inside the root and making what is missing.
-    fn directory_at(&mut self, path: &[u8], components: &[&[u8]]) -> Result<InodeId, TreeError> {
-        let joined = components.join(&b'/');
-        if let Some((last, id)) = &self.last_parent
-            && *last == joined
-        {
-            return Ok(*id);
-        }
-        let mut todo: VecDeque<Vec<u8>> = components.iter().map(|c| c.to_vec()).collect();
-        let mut current = ROOT;
-        let mut followed = 0;
-        while let Some(component) = todo.pop_front() {
-            if component == b".." {
-                current = self.parent_of(current);
-                continue;
-            }
-            let Some(edge) = self.lookup(current, &component) else {
-                let id = self.push_inode(path, implied_directory(current))?;
-                self.put_name(path, current, &component, id, None)?;
-                current = id;
-                continue;
-            };
-            let inode = self.edges[edge as usize].inode;
-            match &self.inodes[inode as usize].kind {
-                Kind::Directory(_) => current = inode,
-                Kind::Symlink(target) => {
-                    followed += 1;
-                    if followed > FOLLOW_MAX {
-                        return Err(TreeError::SymlinkLoop { path: printable(path) });
-                    }
-                    if target.starts_with(b"/") {
-                        current = ROOT;
-                    }
-                    for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
-                        todo.push_front(part.to_vec());
-                    }
-                }
-                _ => {
-                    return Err(TreeError::ParentNotDirectory { path: printable(path), parent: printable(&component) });
-                }
-            }
-        }
-        self.last_parent = Some((joined, current));
-        Ok(current)
-    }
-
-    /// The inode at `components`; parents that are symbolic links are followed, the last component is not.
-    fn find(&self, path: &[u8], components: &[&[u8]]) -> Result<Option<InodeId>, TreeError> {
-        let mut todo: VecDeque<&[u8]> = components.iter().copied().collect();
-        let mut current = ROOT;
-        let mut followed = 0;
-        while let Some(component) = todo.pop_front() {
-            if component == b".." {
-                current = self.parent_of(current);
-                continue;
-            }
-            let Some(edge) = self.lookup(current, component) else {
-                return Ok(None);
-            };
-            let inode = self.edges[edge as usize].inode;
-            match &self.inodes[inode as usize].kind {
-                _ if todo.is_empty() => return Ok(Some(inode)),
-                Kind::Directory(_) => current = inode,
-                Kind::Symlink(target) => {
-                    followed += 1;
-                    if followed > FOLLOW_MAX {
-                        return Err(TreeError::SymlinkLoop { path: printable(path) });
-                    }
-                    if target.starts_with(b"/") {
-                        current = ROOT;
-                    }
-                    for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
-                        todo.push_front(part);
-                    }
-                }
-                _ => return Ok(None),
-            }
-        }
-        Ok(Some(current))
-    }
-
-    fn parent_of(&self, directory: InodeId) -> InodeId {
-        match &self.inodes[directory as usize].kind {
-            Kind::Directory(d) => d.parent,
-            _ => ROOT,
-        }
-    }
-
     fn push_inode(&mut self, path: &[u8], inode: Inode) -> Result<InodeId, TreeError> {
         if self.inodes.len() >= self.options.max_inodes as usize {
             let limit = u64::from(self.options.max_inodes);
@@ -651,21 +479,6 @@ fn implied_directory(parent: InodeId) -> Inode {
         mtime: Timestamp::default(),
         xattrs: SetId::EMPTY,
     }
-}
-
-fn components_of<'p>(path: &[u8], text: &'p [u8], what: &'static str) -> Result<Vec<&'p [u8]>, TreeError> {
-    let components: Vec<&[u8]> = text.split(|b| *b == b'/').filter(|c| !c.is_empty() && *c != b".").collect();
-    if components.contains(&&b".."[..]) {
-        return Err(TreeError::Escapes { path: printable(path), what });
-    }
-    Ok(components)
-}
-
-/// A path as (parents, name), or `None` for the root.
-#[expect(clippy::type_complexity, reason = "named nowhere else")]
-fn split_path(path: &[u8]) -> Result<Option<(Vec<&[u8]>, &[u8])>, TreeError> {
-    let mut components = components_of(path, path, "its path")?;
-    Ok(components.pop().map(|name| (components, name)))
 }
 
 impl Tree {
