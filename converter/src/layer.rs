@@ -5,6 +5,7 @@
 //! metadata image. So the long part of the work needs no other layer, and all layers do it in parallel.
 
 mod error;
+mod out;
 mod publish;
 pub mod read;
 mod sink;

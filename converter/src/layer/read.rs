@@ -1,11 +1,11 @@
 //! Takes a layer's source apart.
 
+use super::out::BlobOut;
 use super::sink::Sink;
 use super::{LayerError, Options, stream, walk};
 use crate::blob::spool::Spool;
 use crate::blob::{Contents, order};
 use crate::entry::Warning;
-use crate::hash::Hashers;
 use crate::progress::Progress;
 use crate::source::{LayerOrigin, SourceLayer};
 use crate::tree::Tree;
@@ -123,64 +123,6 @@ impl ReadLayer {
         let size = hasher.len();
         if size > 0 {
             self.data = Some(DataBlob { staged: ordered, digest: hasher.finish(), size });
-        }
-        Ok(())
-    }
-}
-
-/// Where a blob's segments go as soon as they are complete.
-pub(super) struct BlobOut<'s> {
-    store: &'s StoreDir,
-    staged: Option<Staged>,
-    /// Of the stored bytes, the plain tar and the data blob.
-    hash: Hashers<3>,
-    /// Bytes written, and how many of them the disk was told of.
-    written: u64,
-    begun: u64,
-}
-
-/// Bytes between one request to the disk and the next.
-const WRITEBACK: u64 = 8 << 20;
-
-impl<'s> BlobOut<'s> {
-    fn new(store: &'s StoreDir) -> Self {
-        Self { store, staged: None, hash: Hashers::default(), written: 0, begun: 0 }
-    }
-
-    /// Hashes stored bytes that nothing else is done with.
-    pub(super) fn hash_stored(&mut self, stored: &[u8]) {
-        self.hash.update([&[stored], &[], &[]]);
-    }
-
-    /// Digest and length of the stored bytes so far.
-    pub(super) fn stored(&self) -> (Digest, u64) {
-        (self.hash.clone().finish()[0], self.hash.lens()[0])
-    }
-
-    /// Hashes `stored` and `plain` bytes together with what is new in `segments`, and writes the segments that are
-    /// complete.
-    pub(super) fn drain(
-        &mut self,
-        stored: &[u8],
-        plain: &[u8],
-        segments: &mut crate::blob::Segments,
-    ) -> Result<(), LayerError> {
-        self.hash.update([&[stored], &[plain], &segments.unhashed()]);
-        segments.mark_hashed();
-        while let Some(segment) = segments.take() {
-            let staged = match &self.staged {
-                Some(staged) => staged,
-                None => self.staged.insert(self.store.stage("data")?),
-            };
-            let mut file: &std::fs::File = staged;
-            file.write_all(&segment).map_err(LayerError::Scratch)?;
-            self.written += segment.len() as u64;
-            // The disk works while the rest of the layer is inflated, so that there is little left to sync at its end.
-            if self.written - self.begun >= WRITEBACK {
-                staged.begin_writeback(self.begun, self.written - self.begun);
-                self.begun = self.written;
-            }
-            segments.recycle(segment);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A layer that is a tar stream: one thread reads and inflates; the other hashes stored and plain bytes, parses them
 //! and fills the data blob. A few buffers go round between the two, so memory does not depend on the layer.
 
-use super::read::BlobOut;
+use super::out::BlobOut;
 use super::sink::Sink;
 use super::{LayerError, Options};
 use crate::entry::Warning;

@@ -5,7 +5,7 @@
 //! order. File systems mounted below are part of it, as for `tar` without `--one-file-system`.
 
 use super::LayerError;
-use super::read::BlobOut;
+use super::out::BlobOut;
 use super::sink::Sink;
 use crate::entry::{Entry, EntryKind, EntrySink as _, Timestamp, Warning, Xattr};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};

@@ -5,8 +5,68 @@ use crate::entry::printable;
 use crate::tree::{InodeId, Kind, ROOT};
 use std::collections::VecDeque;
 
+/// A path that is being walked.
+struct Way {
+    /// Where it has come to.
+    at: InodeId,
+    /// The components ahead.
+    todo: VecDeque<Vec<u8>>,
+    followed: u32,
+}
+
+/// Where a walk stops.
+enum Stop {
+    /// At its end.
+    At(InodeId),
+    /// Before a name that is not there.
+    Missing(Vec<u8>),
+    /// Before something that has nothing below it.
+    Blocked(Vec<u8>),
+}
+
+impl Way {
+    fn new(components: &[&[u8]]) -> Self {
+        Self { at: ROOT, todo: components.iter().map(|c| c.to_vec()).collect(), followed: 0 }
+    }
+
+    /// Puts a symbolic link's text before what is ahead.
+    fn follow(&mut self, target: &[u8], path: &[u8]) -> Result<(), TreeError> {
+        self.followed += 1;
+        if self.followed > FOLLOW_MAX {
+            return Err(TreeError::SymlinkLoop { path: printable(path) });
+        }
+        if target.starts_with(b"/") {
+            self.at = ROOT;
+        }
+        for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
+            self.todo.push_front(part.to_vec());
+        }
+        Ok(())
+    }
+}
+
 impl Builder {
-    /// The directory at `components`, following symbolic links inside the root and making what is missing.
+    /// Walks as far as the tree goes, following symbolic links inside the root; what the last component names is not
+    /// followed when `keep_last`.
+    fn walk(&self, way: &mut Way, path: &[u8], keep_last: bool) -> Result<Stop, TreeError> {
+        while let Some(component) = way.todo.pop_front() {
+            if component == b".." {
+                way.at = self.parent_of(way.at);
+                continue;
+            }
+            let Some(edge) = self.lookup(way.at, &component) else { return Ok(Stop::Missing(component)) };
+            let inode = self.edges[edge as usize].inode;
+            match &self.inodes[inode as usize].kind {
+                _ if keep_last && way.todo.is_empty() => return Ok(Stop::At(inode)),
+                Kind::Directory(_) => way.at = inode,
+                Kind::Symlink(target) => way.follow(target, path)?,
+                _ => return Ok(Stop::Blocked(component)),
+            }
+        }
+        Ok(Stop::At(way.at))
+    }
+
+    /// The directory at `components`, made with its parents where it is missing.
     pub(super) fn directory_at(&mut self, path: &[u8], components: &[&[u8]]) -> Result<InodeId, TreeError> {
         let joined = components.join(&b'/');
         if let Some((last, id)) = &self.last_parent
@@ -14,80 +74,34 @@ impl Builder {
         {
             return Ok(*id);
         }
-        let mut todo: VecDeque<Vec<u8>> = components.iter().map(|c| c.to_vec()).collect();
-        let mut current = ROOT;
-        let mut followed = 0;
-        while let Some(component) = todo.pop_front() {
-            if component == b".." {
-                current = self.parent_of(current);
-                continue;
-            }
-            let Some(edge) = self.lookup(current, &component) else {
-                let id = self.push_inode(path, implied_directory(current))?;
-                self.put_name(path, current, &component, id, None)?;
-                current = id;
-                continue;
-            };
-            let inode = self.edges[edge as usize].inode;
-            match &self.inodes[inode as usize].kind {
-                Kind::Directory(_) => current = inode,
-                Kind::Symlink(target) => {
-                    followed += 1;
-                    if followed > FOLLOW_MAX {
-                        return Err(TreeError::SymlinkLoop { path: printable(path) });
-                    }
-                    if target.starts_with(b"/") {
-                        current = ROOT;
-                    }
-                    for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
-                        todo.push_front(part.to_vec());
-                    }
+        let mut way = Way::new(components);
+        loop {
+            match self.walk(&mut way, path, false)? {
+                Stop::At(directory) => {
+                    self.last_parent = Some((joined, directory));
+                    return Ok(directory);
                 }
-                _ => {
-                    return Err(TreeError::ParentNotDirectory { path: printable(path), parent: printable(&component) });
+                Stop::Missing(name) => {
+                    let id = self.push_inode(path, implied_directory(way.at))?;
+                    self.put_name(path, way.at, &name, id, None)?;
+                    way.at = id;
+                }
+                Stop::Blocked(name) => {
+                    return Err(TreeError::ParentNotDirectory { path: printable(path), parent: printable(&name) });
                 }
             }
         }
-        self.last_parent = Some((joined, current));
-        Ok(current)
     }
 
     /// The inode at `components`; parents that are symbolic links are followed, the last component is not.
     pub(super) fn find(&self, path: &[u8], components: &[&[u8]]) -> Result<Option<InodeId>, TreeError> {
-        let mut todo: VecDeque<&[u8]> = components.iter().copied().collect();
-        let mut current = ROOT;
-        let mut followed = 0;
-        while let Some(component) = todo.pop_front() {
-            if component == b".." {
-                current = self.parent_of(current);
-                continue;
-            }
-            let Some(edge) = self.lookup(current, component) else {
-                return Ok(None);
-            };
-            let inode = self.edges[edge as usize].inode;
-            match &self.inodes[inode as usize].kind {
-                _ if todo.is_empty() => return Ok(Some(inode)),
-                Kind::Directory(_) => current = inode,
-                Kind::Symlink(target) => {
-                    followed += 1;
-                    if followed > FOLLOW_MAX {
-                        return Err(TreeError::SymlinkLoop { path: printable(path) });
-                    }
-                    if target.starts_with(b"/") {
-                        current = ROOT;
-                    }
-                    for part in target.rsplit(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
-                        todo.push_front(part);
-                    }
-                }
-                _ => return Ok(None),
-            }
+        match self.walk(&mut Way::new(components), path, true)? {
+            Stop::At(inode) => Ok(Some(inode)),
+            Stop::Missing(_) | Stop::Blocked(_) => Ok(None),
         }
-        Ok(Some(current))
     }
 
-    pub(super) fn parent_of(&self, directory: InodeId) -> InodeId {
+    fn parent_of(&self, directory: InodeId) -> InodeId {
         match &self.inodes[directory as usize].kind {
             Kind::Directory(d) => d.parent,
             _ => ROOT,

@@ -1,0 +1,64 @@
+//! A layer's bytes on their way to their hashes, and its data blob's to the disk.
+
+use super::LayerError;
+use crate::hash::Hashers;
+use fs3_client::{Digest, Staged, StoreDir};
+use std::io::Write as _;
+
+/// Where a blob's segments go as soon as they are complete.
+pub(super) struct BlobOut<'s> {
+    store: &'s StoreDir,
+    pub(super) staged: Option<Staged>,
+    /// Of the stored bytes, the plain tar and the data blob.
+    pub(super) hash: Hashers<3>,
+    /// Bytes written, and how many of them the disk was told of.
+    written: u64,
+    begun: u64,
+}
+
+/// Bytes between one request to the disk and the next.
+const WRITEBACK: u64 = 8 << 20;
+
+impl<'s> BlobOut<'s> {
+    pub(super) fn new(store: &'s StoreDir) -> Self {
+        Self { store, staged: None, hash: Hashers::default(), written: 0, begun: 0 }
+    }
+
+    /// Hashes stored bytes that nothing else is done with.
+    pub(super) fn hash_stored(&mut self, stored: &[u8]) {
+        self.hash.update([&[stored], &[], &[]]);
+    }
+
+    /// Digest and length of the stored bytes so far.
+    pub(super) fn stored(&self) -> (Digest, u64) {
+        (self.hash.clone().finish()[0], self.hash.lens()[0])
+    }
+
+    /// Hashes `stored` and `plain` bytes together with what is new in `segments`, and writes the segments that are
+    /// complete.
+    pub(super) fn drain(
+        &mut self,
+        stored: &[u8],
+        plain: &[u8],
+        segments: &mut crate::blob::Segments,
+    ) -> Result<(), LayerError> {
+        self.hash.update([&[stored], &[plain], &segments.unhashed()]);
+        segments.mark_hashed();
+        while let Some(segment) = segments.take() {
+            let staged = match &self.staged {
+                Some(staged) => staged,
+                None => self.staged.insert(self.store.stage("data")?),
+            };
+            let mut file: &std::fs::File = staged;
+            file.write_all(&segment).map_err(LayerError::Scratch)?;
+            self.written += segment.len() as u64;
+            // The disk works while the rest of the layer is inflated, so that there is little left to sync at its end.
+            if self.written - self.begun >= WRITEBACK {
+                staged.begin_writeback(self.begun, self.written - self.begun);
+                self.begun = self.written;
+            }
+            segments.recycle(segment);
+        }
+        Ok(())
+    }
+}
