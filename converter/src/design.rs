@@ -24,10 +24,13 @@
 //!   would overwrite what the base says about `/etc`.
 //! - **Where a lower layer has a symbolic link in that place**, the contents go to where the link leads, inside the
 //!   root (T12). Bases with `/lib -> usr/lib` and later layers with `lib/x` are the ordinary case of it. Up to 40 links
-//!   are followed, as the kernel does. Where a name exists already at the new place, that one stays.
+//!   are followed, as the kernel does. Where this layer has a file at the new place already,
+//!   that one stays, and a warning names it. A whiteout there keeps nothing out, since it acted before. A whiteout that
+//!   itself lies behind such a link follows the links of lower layers only, for the same reason.
 //! - **Where no lower layer has that directory**, and it holds nothing but whiteouts, it is left out with them (W04,
 //!   W05): an extractor would have found nothing to remove.
-//! - **Where another kind of file is there**, the directory stays, hides it, and a warning says so.
+//! - **Where another kind of file is there**, the directory stays, hides it, and a warning says so. With nothing but
+//!   whiteouts in it, it is left out.
 //! - **A hard link to a file that only a lower layer has** brings that file into this layer under both names, as one
 //!   inode (L02). Its data is not copied: the lower layer's data blob becomes one more device of this layer's metadata
 //!   image. overlayfs cannot share an inode between layers, so a name that stayed below would be another file from now

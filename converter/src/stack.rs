@@ -74,6 +74,7 @@ pub(crate) fn settle(
         let moves = describe_implied(layer, &below, overlay)?;
         if moves.is_empty() {
             if round > 0 {
+                layer.tree.remove_idle_whiteouts();
                 // Files are elsewhere in tree order now.
                 layer.order_again(store)?;
             }
@@ -84,7 +85,14 @@ pub(crate) fn settle(
             return Err(LayerError::Tree(crate::tree::build::TreeError::SymlinkLoop { path }));
         }
         for (from, to) in moves {
-            layer.tree.move_contents(&from, &to);
+            let Some(taken) = layer.tree.move_contents(&from, &to) else {
+                let (path, parent) = (printable(&from), printable(&to.join(&b'/')));
+                return Err(LayerError::Tree(crate::tree::build::TreeError::ParentNotDirectory { path, parent }));
+            };
+            let from = printable(&from);
+            let message =
+                format!("has two entries, one of them through the symbolic link `{from}`; that one is left out");
+            layer.warnings.extend(taken.iter().map(|path| Warning::new(path, message.clone())));
         }
         layer.tree.sort();
     }
@@ -131,7 +139,8 @@ fn describe_implied(
             return;
         }
         let droppable = id != ROOT && whiteouts_only.contains(&id);
-        match fate(path, id, hidden[id as usize], droppable, below, overlay) {
+        let found = if hidden[id as usize] { Ok(Found::Nothing) } else { below.look(path) };
+        match found.and_then(|found| fate(path, id, droppable, found, tree, below, overlay)) {
             Ok(Some(fate)) => {
                 if let Fate::Move(from, _) = &fate {
                     moving = Some(from.clone());
@@ -169,21 +178,28 @@ fn describe_implied(
 fn fate(
     path: &[u8],
     id: InodeId,
-    hidden: bool,
     droppable: bool,
+    found: Found<'_>,
+    tree: &Tree,
     below: &Below,
     overlay: OverlayXattrs,
 ) -> Result<Option<Fate>, ReadError> {
-    let found = if hidden { Found::Nothing } else { below.look(path)? };
     Ok(match found {
         Found::Directory(inode, image) => {
             let xattrs = without_marks(image.xattrs(&inode)?, overlay);
             Some(Fate::Describe(id, inode, xattrs))
         }
-        Found::Object(inode, _) if inode.file_type() == FileType::Symlink => Some(match below.follow(path)? {
-            Some(to) => Fate::Move(path.to_vec(), to),
-            None => Fate::Endless(printable(path)),
-        }),
+        Found::Object(inode, _) if inode.file_type() == FileType::Symlink => {
+            // Whiteouts act before what their layer puts anywhere, its symbolic links included.
+            let to =
+                if droppable { below.follow(path)? } else { below.follow_over(path, |at| in_the_way(tree, at))? };
+            Some(match to {
+                None => Fate::Endless(printable(path)),
+                Some(to) if droppable && is_replaced(tree, &to) => Fate::Drop(id),
+                Some(to) => Fate::Move(path.to_vec(), to),
+            })
+        }
+        Found::Object(..) if droppable => Some(Fate::Drop(id)),
         Found::Object(..) => Some(Fate::Warn(Warning::new(
             path,
             "is a directory without an entry of its own, but not a directory in a lower layer; it hides what is there",
@@ -191,6 +207,28 @@ fn fate(
         Found::Nothing if droppable => Some(Fate::Drop(id)),
         Found::Nothing => None,
     })
+}
+
+/// What the layer has at a path through which its contents are to move.
+fn in_the_way(tree: &Tree, path: &[u8]) -> Above {
+    match tree.at(path).map(|id| &tree.inode(id).kind) {
+        None => Above::Nothing,
+        Some(Kind::Symlink(target)) => Above::Symlink(target.to_vec()),
+        Some(Kind::Directory(d)) if d.implied => Above::Nothing,
+        Some(_) => Above::Other,
+    }
+}
+
+/// Whether the layer has something else than directories on the way to `place`, so that lower files do not show there.
+fn is_replaced(tree: &Tree, place: &[Vec<u8>]) -> bool {
+    let mut at = ROOT;
+    for name in place {
+        match tree.child(at, name) {
+            Some(child) if matches!(tree.inode(child).kind, Kind::Directory(_)) => at = child,
+            other => return other.is_some(),
+        }
+    }
+    false
 }
 
 /// Attributes less those by which overlayfs rules the lower layer itself.

@@ -88,6 +88,12 @@ impl Tree {
     /// # Panics
     /// When there are 2^32 inodes.
     pub(crate) fn add_directory(&mut self, parent: InodeId, name: &[u8]) -> InodeId {
+        let id = self.new_directory(parent);
+        self.add_name(parent, name, id);
+        id
+    }
+
+    fn new_directory(&mut self, parent: InodeId) -> InodeId {
         let id = u32::try_from(self.inodes.len()).expect("fewer than 2^32 inodes");
         self.inodes.push(Inode {
             kind: Kind::Directory(Directory { parent, implied: true, ..Directory::default() }),
@@ -97,7 +103,6 @@ impl Tree {
             mtime: Timestamp::default(),
             xattrs: SetId::EMPTY,
         });
-        self.add_name(parent, name, id);
         id
     }
 
@@ -192,39 +197,46 @@ impl Tree {
     }
 
     /// Moves what is in the directory `from` to `to`, making directories there as needed, and takes `from` out. A name
-    /// that is there already stays; two directories become one. Nothing happens when something else is in the way.
-    pub(crate) fn move_contents(&mut self, from: &[u8], to: &[Vec<u8>]) {
+    /// that is there already stays; two directories become one. Returns the paths that were taken, or `None`, having
+    /// done nothing, when something else is in the way.
+    pub(crate) fn move_contents(&mut self, from: &[u8], to: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
         let mut source = ROOT;
         let mut parent = ROOT;
         for component in from.split(|b| *b == b'/') {
             parent = source;
-            let Some(child) = self.child(source, component) else { return };
+            let Some(child) = self.child(source, component) else { return Some(Vec::new()) };
             source = child;
         }
         let mut target = ROOT;
         for component in to {
             target = match self.child(target, component) {
                 Some(child) if self.inodes[child as usize].kind.is_directory() => child,
-                Some(_) => return,
+                // It is removed, and made again by what is put there.
+                Some(child) if Some(child) == self.whiteout => {
+                    let made = self.new_directory(target);
+                    self.rename_to(target, component, made);
+                    self.hide_below(made);
+                    made
+                }
+                Some(_) => return None,
                 None => self.add_directory(target, component),
             };
         }
         if target == source {
-            return;
+            return Some(Vec::new());
         }
         self.detach(parent, source);
-        self.merge_into(source, target);
+        Some(self.merge_into(source, target, to.join(&b'/')))
     }
 
-    fn merge_into(&mut self, source: InodeId, target: InodeId) {
-        let mut todo = vec![(source, target)];
-        while let Some((source, target)) = todo.pop() {
+    /// Returns the paths that both have, and that are not both directories.
+    fn merge_into(&mut self, source: InodeId, target: InodeId, path: Vec<u8>) -> Vec<Vec<u8>> {
+        let mut taken = Vec::new();
+        let mut todo = vec![(source, target, path)];
+        while let Some((source, target, path)) = todo.pop() {
+            let path_of = |name: &[u8]| if path.is_empty() { name.to_vec() } else { [&path, &b"/"[..], name].concat() };
             let names: Vec<(Vec<u8>, InodeId)> = self.names_of(source).map(|(n, id)| (n.to_vec(), id)).collect();
-            if let Kind::Directory(Directory { opaque: true, .. }) = self.inodes[source as usize].kind
-                && let Kind::Directory(directory) = &mut self.inodes[target as usize].kind
-            {
-                directory.opaque = true;
-            }
+            self.merge_attributes(source, target);
             for (name, id) in names {
                 match self.child(target, &name) {
                     None => {
@@ -238,11 +250,83 @@ impl Tree {
                         if self.inodes[there as usize].kind.is_directory()
                             && self.inodes[id as usize].kind.is_directory() =>
                     {
-                        todo.push((id, there));
+                        todo.push((id, there, path_of(&name)));
                     }
-                    Some(_) => {}
+                    // A whiteout acts on lower layers only: what this layer has stays, and hides them.
+                    Some(there) if Some(there) == self.whiteout => {
+                        self.detach(source, id);
+                        self.rename_to(target, &name, id);
+                        if let Kind::Directory(directory) = &mut self.inodes[id as usize].kind {
+                            directory.parent = target;
+                        }
+                        self.hide_below(id);
+                    }
+                    Some(there) if Some(id) == self.whiteout => self.hide_below(there),
+                    // The same inode under both paths.
+                    Some(there) if there == id => {}
+                    Some(_) => taken.push(path_of(&name)),
                 }
             }
+        }
+        taken
+    }
+
+    /// What one directory is of two that become one: the one with an entry describes it.
+    fn merge_attributes(&mut self, source: InodeId, target: InodeId) {
+        let from = self.inodes[source as usize].clone();
+        let into = &mut self.inodes[target as usize];
+        let (Kind::Directory(from_directory), Kind::Directory(directory)) = (&from.kind, &mut into.kind) else {
+            return;
+        };
+        directory.opaque |= from_directory.opaque;
+        if directory.implied && !from_directory.implied {
+            directory.implied = false;
+            (into.mode, into.uid, into.gid) = (from.mode, from.uid, from.gid);
+            (into.mtime, into.xattrs) = (from.mtime, from.xattrs);
+        }
+    }
+
+    /// Lets a directory hide whatever lower layers have at its path; nothing for other kinds.
+    fn hide_below(&mut self, id: InodeId) {
+        if let Kind::Directory(directory) = &mut self.inodes[id as usize].kind {
+            (directory.opaque, directory.implied) = (true, false);
+        }
+    }
+
+    /// Lets `name` of `directory`, which is there, lead to `inode`.
+    fn rename_to(&mut self, directory: InodeId, name: &[u8], inode: InodeId) {
+        let range = self.range(directory);
+        let edges = &self.edges[range.clone()];
+        match edges.binary_search_by(|edge| self.name(edge).cmp(name)) {
+            Ok(at) if edges[at].inode != NO_INODE => self.edges[range.start + at].inode = inode,
+            _ => {
+                let key = (directory, Box::from(name));
+                let old = self.added.index.insert(key, inode);
+                let (names, edges) = (&self.names, &mut self.added.edges);
+                let same = |e: &&mut Edge| {
+                    e.directory == directory
+                        && Some(e.inode) == old
+                        && names[e.name_start as usize..][..e.name_len as usize] == *name
+                };
+                edges.iter_mut().filter(same).for_each(|e| e.inode = inode);
+            }
+        }
+    }
+
+    /// Takes out whiteouts in or below opaque directories, where they hide nothing and would be listed (W06).
+    pub(crate) fn remove_idle_whiteouts(&mut self) {
+        let Some(whiteout) = self.whiteout else { return };
+        let hidden = self.hidden_from_below();
+        let opaque = |id: InodeId| matches!(self.inodes[id as usize].kind, Kind::Directory(d) if d.opaque);
+        let idle: Vec<usize> = (0..self.edges.len())
+            .filter(|at| {
+                let edge = &self.edges[*at];
+                edge.inode == whiteout && (hidden[edge.directory as usize] || opaque(edge.directory))
+            })
+            .collect();
+        if !idle.is_empty() {
+            idle.into_iter().for_each(|at| self.edges[at].inode = NO_INODE);
+            self.sort();
         }
     }
 

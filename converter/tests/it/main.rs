@@ -12,6 +12,7 @@ mod crash;
 mod determinism;
 mod hostile;
 mod inspect;
+mod lower_symlinks;
 mod program;
 mod random_stacks;
 mod random_trees;
