@@ -19,6 +19,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 const BUFFER: usize = 256 << 10;
+/// Directories kept open at a time: trees may be deeper than a process may have files.
+const OPEN_LEVELS: usize = 64;
 
 struct Walker<'w, 's> {
     root: &'w Path,
@@ -35,7 +37,10 @@ struct Walker<'w, 's> {
 
 /// A directory whose names are still to be visited, in reverse order.
 struct Level {
-    directory: OwnedFd,
+    /// `None` while the walk is more than [`OPEN_LEVELS`] below.
+    directory: Option<OwnedFd>,
+    /// Device and inode number, by which it is known again.
+    id: (u64, u64),
     names: Vec<CString>,
     /// Length of its path.
     base: usize,
@@ -55,19 +60,28 @@ pub(super) fn walk(
     let stat = rustix::fs::fstat(&directory).map_err(|e| walker.fail("stat", e.into()))?;
     walker.put(&directory, c".", &stat, EntryKind::Directory)?;
     walker.sink.end_entry()?;
-    let mut levels = vec![walker.level(directory)?];
+    let mut levels = vec![walker.level(directory, &stat)?];
     while let Some(level) = levels.last_mut() {
         walker.path.truncate(level.base);
         let Some(name) = level.names.pop() else {
-            levels.pop();
+            let done = levels.pop().expect("it is the last one");
+            if let Some(above) = levels.last_mut() {
+                walker.come_back(&done, above)?;
+            }
             continue;
         };
+        let directory = level.directory.take().expect("the last level is open");
         if !walker.path.is_empty() {
             walker.path.push(b'/');
         }
         walker.path.extend_from_slice(name.as_bytes());
-        if let Some(below) = walker.visit(&level.directory, &name)? {
+        let below = walker.visit(&directory, &name)?;
+        level.directory = Some(directory);
+        if let Some(below) = below {
             levels.push(below);
+            if let Some(far) = levels.len().checked_sub(OPEN_LEVELS + 1) {
+                levels[far].directory = None;
+            }
         }
     }
     Ok(())
@@ -82,7 +96,24 @@ impl Walker<'_, '_> {
         LayerError::Source { op, path: self.here(), source }
     }
 
-    fn level(&self, directory: OwnedFd) -> Result<Level, LayerError> {
+    /// Opens `above` again, from the directory in it that is done with.
+    fn come_back(&self, done: &Level, above: &mut Level) -> Result<(), LayerError> {
+        if above.directory.is_some() {
+            return Ok(());
+        }
+        let below = done.directory.as_ref().expect("the last level is open");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory =
+            rustix::fs::openat(below, c"..", flags, Mode::empty()).map_err(|e| self.fail("leave", e.into()))?;
+        let stat = rustix::fs::fstat(&directory).map_err(|e| self.fail("stat", e.into()))?;
+        if (stat.st_dev, stat.st_ino) != above.id {
+            return Err(LayerError::Changed { path: self.here(), what: "was moved" });
+        }
+        above.directory = Some(directory);
+        Ok(())
+    }
+
+    fn level(&self, directory: OwnedFd, stat: &Stat) -> Result<Level, LayerError> {
         let mut names = Vec::new();
         let entries = Dir::read_from(&directory).map_err(|e| self.fail("list", e.into()))?;
         for entry in entries {
@@ -93,7 +124,7 @@ impl Walker<'_, '_> {
             }
         }
         names.sort_unstable_by(|a, b| b.as_bytes().cmp(a.as_bytes()));
-        Ok(Level { directory, names, base: self.path.len() })
+        Ok(Level { directory: Some(directory), id: (stat.st_dev, stat.st_ino), names, base: self.path.len() })
     }
 
     fn visit(&mut self, parent: &OwnedFd, name: &CString) -> Result<Option<Level>, LayerError> {
@@ -134,10 +165,12 @@ impl Walker<'_, '_> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match kind {
             FileType::RegularFile => {
-                // Opened before it is announced: whoever swaps it now changes nothing, since all is asked of the file.
+                // Not to wait for a writer, should it be a pipe by now.
+                let flags = flags | OFlags::NONBLOCK;
                 let file = rustix::fs::openat(parent, name, flags | OFlags::NOATIME, Mode::empty())
                     .or_else(|_| rustix::fs::openat(parent, name, flags, Mode::empty()))
                     .map_err(|e| self.fail("open", e.into()))?;
+                self.same(&file, &stat)?;
                 self.put(parent, name, &stat, entry)?;
                 self.contents(&File::from(file), stat.st_size.cast_unsigned())?;
                 self.sink.end_entry()?;
@@ -147,15 +180,28 @@ impl Walker<'_, '_> {
             FileType::Directory => {
                 let directory = rustix::fs::openat(parent, name, flags | OFlags::DIRECTORY, Mode::empty())
                     .map_err(|e| self.fail("open", e.into()))?;
+                self.same(&directory, &stat)?;
                 self.put(parent, name, &stat, entry)?;
                 self.sink.end_entry()?;
-                self.level(directory).map(Some)
+                self.level(directory, &stat).map(Some)
             }
             _ => {
                 self.put(parent, name, &stat, entry)?;
                 self.sink.end_entry()?;
                 Ok(None)
             }
+        }
+    }
+
+    /// What was opened must be what was looked at.
+    fn same(&self, opened: &OwnedFd, stat: &Stat) -> Result<(), LayerError> {
+        let now = rustix::fs::fstat(opened).map_err(|e| self.fail("stat", e.into()))?;
+        if (now.st_dev, now.st_ino, now.st_size) == (stat.st_dev, stat.st_ino, stat.st_size)
+            || FileType::from_raw_mode(now.st_mode) == FileType::Directory && now.st_ino == stat.st_ino
+        {
+            Ok(())
+        } else {
+            Err(LayerError::Changed { path: self.here(), what: "was replaced" })
         }
     }
 

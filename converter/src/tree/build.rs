@@ -134,7 +134,11 @@ impl Builder {
             return Ok(Placed::Nothing);
         }
         let is_file = matches!(entry.kind, EntryKind::Regular { .. });
-        let inode = self.new_inode(&path, directory, entry)?;
+        let mut inode = self.new_inode(&path, directory, entry)?;
+        if let Kind::Directory(made) = &mut inode.kind {
+            // What it replaces had replaced what is below, a directory with all its contents perhaps.
+            made.opaque = existing.is_some();
+        }
         let id = self.push_inode(&path, inode)?;
         self.put_name(&path, directory, name, id, existing)?;
         let regular = matches!(self.inodes[id as usize].kind, Kind::Regular(_));
@@ -324,13 +328,16 @@ impl Builder {
         let components = components_of(path, target, "its link target")?;
         let existing = self.lookup(directory, name);
         match self.find(path, &components)? {
-            Some(id) if self.inodes[id as usize].kind.is_directory() => {
-                Err(TreeError::LinkToDirectory { path: printable(path), target: printable(target) })
-            }
             // The same name again (L01), or a second link where the first already is.
             Some(id) if existing.is_some_and(|e| self.edges[e as usize].inode == id) => Ok(()),
-            Some(id) => self.put_name(path, directory, name, id, existing),
-            None => {
+            Some(id) if !self.inodes[id as usize].kind.is_directory() => {
+                self.put_name(path, directory, name, id, existing)
+            }
+            Some(id) if !matches!(self.inodes[id as usize].kind, Kind::Directory(d) if d.implied) => {
+                Err(TreeError::LinkToDirectory { path: printable(path), target: printable(target) })
+            }
+            // Nothing, or a directory that is only implied: a lower layer may have a symbolic link there.
+            _ => {
                 self.targets += target.len() as u64;
                 let kind = Kind::PendingLink(components.join(&b'/').into_boxed_slice());
                 let inode = Inode { kind, ..implied_directory(directory) };

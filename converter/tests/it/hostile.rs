@@ -1,12 +1,13 @@
 //! Layers that were made to hurt: they cost bounded memory and time, and nothing is written outside the store. What is
 //! refused is refused in one sentence that names the entry.
 
-use crate::program::{convert, said};
+use crate::program::{convert, in_shell, report, said};
 use crate::support::{Hashed, Place, list};
 use fixtures::content::Content;
 use fixtures::oci::{self, Compression};
 use fixtures::tar::{Entry, Format, Kind, Sparse, SparseForm, Writer, XattrForm};
 use fixtures::tree::{Compare, Snapshot, assert_same};
+use rustix::fs::{Mode, OFlags};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Output, Stdio};
@@ -433,4 +434,24 @@ fn indexes_inside_indexes() {
     oci::Layout::new().index("t", vec![member]).write(&trap.place.path("oci")).unwrap();
     let source = format!("oci:{}", trap.place.path("oci").display());
     trap.source(&[], &source).refused(&["index"]);
+}
+
+/// A directory deeper than a process may have files open is converted from where it lies.
+#[test]
+fn a_deep_directory_needs_few_descriptors() {
+    let place = Place::new();
+    let root = place.path("tree");
+    std::fs::create_dir(&root).unwrap();
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut directory = rustix::fs::open(&root, flags, Mode::empty()).unwrap();
+    for _ in 0..3000 {
+        rustix::fs::openat(&directory, "f", OFlags::CREATE | OFlags::CLOEXEC, Mode::RUSR).unwrap();
+        rustix::fs::mkdirat(&directory, "d", Mode::RWXU).unwrap();
+        directory = rustix::fs::openat(&directory, "d", flags, Mode::empty()).unwrap();
+    }
+    let store = place.path("deep");
+    let command = convert(&format!("dir:{}", root.display()), &store, "a:b");
+    let found = report(&in_shell("ulimit -n 200", &command).output().unwrap());
+    assert_eq!(found["totals"]["inodes"], 6001);
+    assert!(Command::new("rm").arg("-r").arg(&root).status().unwrap().success());
 }

@@ -99,3 +99,11 @@ fn two_entries_of_one_place_are_told() {
     let warnings = &converted.layers[1].record.warnings;
     assert!(warnings.iter().any(|w| w.entry == "usr/lib/x" && w.message.contains("left out")), "{warnings:?}");
 }
+
+#[test]
+fn privileged_a_hard_link_to_a_lower_symlink_that_this_layer_goes_through() {
+    check(
+        &["d b/\ns a -> b\n", "f a/x \"new\" 0600\nh c -> a\n"],
+        &[("b/x", Some("Regular 0600 3")), ("c", Some("Symlink 0777 1")), ("a", Some("Symlink 0777 1"))],
+    );
+}
