@@ -333,7 +333,7 @@ impl Builder {
             Some(id) if !self.inodes[id as usize].kind.is_directory() => {
                 self.put_name(path, directory, name, id, existing)
             }
-            Some(id) if !matches!(self.inodes[id as usize].kind, Kind::Directory(d) if d.implied) => {
+            Some(id) if id == ROOT || !matches!(self.inodes[id as usize].kind, Kind::Directory(d) if d.implied) => {
                 Err(TreeError::LinkToDirectory { path: printable(path), target: printable(target) })
             }
             // Nothing, or a directory that is only implied: a lower layer may have a symbolic link there.
