@@ -209,8 +209,8 @@
 //! Chunks are written while the archive is read, in its order, since nearly all archives are sorted. Afterwards
 //! [`crate::blob::order::is_canonical`] compares the blob with the tree; where it is not what tree order would have
 //! given (an unsorted archive, a replaced file), [`crate::blob::order::rewrite`] copies the chunks in use into a new
-//! blob. The price is one more pass over the data of such a layer. The blob's order is that of the layer's own tree,
-//! before anything moves behind a symbolic link of a lower layer.
+//! blob. The price is one more pass over the data of such a layer. It is done once more when contents moved behind a
+//! symbolic link of a lower layer.
 //!
 //! # The metadata image
 //!
