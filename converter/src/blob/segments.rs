@@ -20,10 +20,10 @@ pub struct Segments {
     reservation: Option<Reservation>,
     /// Number of `current` in the blob.
     number: u64,
-    /// Complete segments that were not taken yet, with where their unhashed part begins.
+    /// Complete segments that were not taken yet, with where their fresh part begins.
     full: VecDeque<(Vec<u8>, usize)>,
-    /// Where the unhashed part of `current` begins.
-    hashed: usize,
+    /// Where the fresh part of `current` begins.
+    seen: usize,
     free: Vec<Vec<u8>>,
 }
 
@@ -77,10 +77,10 @@ impl Segments {
 
     fn close_current(&mut self, next: Vec<u8>) {
         let full = std::mem::replace(&mut self.current, next);
-        self.full.push_back((full, self.hashed));
+        self.full.push_back((full, self.seen));
         self.number += 1;
         self.end = 0;
-        self.hashed = 0;
+        self.seen = 0;
     }
 
     /// Blocks so far.
@@ -97,19 +97,19 @@ impl Segments {
         }
     }
 
-    /// All kept bytes that [`Segments::mark_hashed`] has not seen, in order. They will not change.
-    pub fn unhashed(&self) -> Vec<&[u8]> {
-        let full = self.full.iter().map(|(segment, hashed)| &segment[*hashed..]);
-        let current = self.current.get(self.hashed..self.end).unwrap_or_default();
+    /// All kept bytes that are new since [`Segments::mark_seen`], in order. They will not change.
+    pub fn fresh(&self) -> Vec<&[u8]> {
+        let full = self.full.iter().map(|(segment, seen)| &segment[*seen..]);
+        let current = self.current.get(self.seen..self.end).unwrap_or_default();
         full.chain(std::iter::once(current)).filter(|piece| !piece.is_empty()).collect()
     }
 
-    /// Says that all of [`Segments::unhashed`] has been hashed.
-    pub fn mark_hashed(&mut self) {
-        for (segment, hashed) in &mut self.full {
-            *hashed = segment.len();
+    /// Says that all of [`Segments::fresh`] has been seen.
+    pub fn mark_seen(&mut self) {
+        for (segment, seen) in &mut self.full {
+            *seen = segment.len();
         }
-        self.hashed = self.end;
+        self.seen = self.end;
     }
 
     /// The next complete segment, in order.

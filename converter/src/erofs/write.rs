@@ -67,11 +67,12 @@ pub fn write(
     for device in devices {
         image.put(device_slot(device).as_bytes())?;
     }
+    let mut window = Window::new(spool)?;
     let mut by_slot: Vec<&Node> = plan.nodes.iter().collect();
     by_slot.sort_unstable_by_key(|node| node.slot);
     for node in by_slot {
         image.pad_to(u64::from(node.slot) * u64::from(SLOT_SIZE))?;
-        put_node(&plan, node, runs, spool, &mut image)?;
+        put_node(&plan, node, runs, &mut window, &mut image)?;
     }
     for node in plan.nodes.iter().filter(|node| node.block != NULL_BLOCK) {
         image.pad_to(u64::from(node.block) * u64::from(BLOCK_SIZE))?;
@@ -144,7 +145,7 @@ fn put_node(
     plan: &Plan<'_>,
     node: &Node,
     runs: &Runs,
-    spool: &dyn ReadAt,
+    spool: &mut Window<'_>,
     image: &mut Output<'_>,
 ) -> Result<(), WriteError> {
     let inode = plan.tree.inode(node.inode);
@@ -303,6 +304,34 @@ fn digest_of(file: &File, size: u64) -> io::Result<Digest> {
 
 const OUTPUT: usize = 1 << 20;
 
+/// The spool, read in large pieces: small files are asked for nearly in the order in which they were spooled.
+struct Window<'s> {
+    spool: &'s dyn ReadAt,
+    size: u64,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+const WINDOW: usize = 256 << 10;
+
+impl<'s> Window<'s> {
+    fn new(spool: &'s dyn ReadAt) -> io::Result<Self> {
+        Ok(Self { spool, size: spool.size()?, start: 0, bytes: Vec::new() })
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> io::Result<&[u8]> {
+        let held = self.start..self.start + self.bytes.len() as u64;
+        if !(held.contains(&at) && at + len as u64 <= held.end) {
+            let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
+            self.bytes.resize(left.min(WINDOW).max(len), 0);
+            self.start = at;
+            self.spool.read_exact_at(&mut self.bytes, at)?;
+        }
+        let from = usize::try_from(at - self.start).expect("inside the window");
+        Ok(&self.bytes[from..from + len])
+    }
+}
+
 /// Bytes on their way to the image, in order.
 struct Output<'f> {
     file: &'f File,
@@ -330,11 +359,9 @@ impl Output<'_> {
         Ok(())
     }
 
-    fn put_from(&mut self, source: &dyn ReadAt, at: u64, len: usize) -> io::Result<()> {
-        self.room(len)?;
-        let start = self.buffer.len();
-        self.buffer.resize(start + len, 0);
-        source.read_exact_at(&mut self.buffer[start..], at)
+    fn put_from(&mut self, spool: &mut Window<'_>, at: u64, len: usize) -> io::Result<()> {
+        let bytes = spool.read(at, len)?;
+        self.put(bytes)
     }
 
     fn pad_to(&mut self, offset: u64) -> io::Result<()> {

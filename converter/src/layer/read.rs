@@ -77,8 +77,8 @@ pub fn read(
     };
     warnings.append(&mut sink.take_warnings());
     let Sink { builder, blob, spool, .. } = sink;
-    let (contents, mut segments) = blob.finish()?;
-    out.drain(b"", b"", &mut segments)?;
+    let (contents, segments) = blob.finish()?;
+    out.finish(&segments)?;
     let (tree, open) = builder.finish();
     let mut layer_read =
         ReadLayer { tree, open, contents, spool, data: None, source, compression, diff_id: None, warnings };
