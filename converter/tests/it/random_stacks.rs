@@ -3,6 +3,7 @@
 //!
 //! What differs, and must:
 //! - an xattr with an empty value is kept; umoci, by Go's archive/tar, loses it;
+//! - umoci gives some directories the present time, when a later layer removes what is in them;
 //! - link counts: overlayfs tells those of the layer that a file is in;
 //! - a hard link to one of several names that a lower layer has for a file joins the new name with the one that it
 //!   links to, not with the others, which the lower layer alone has (so the strategy links to single names only).
@@ -29,7 +30,8 @@ fn check_stack(layers: &[Layer]) -> Result<(), TestCaseError> {
     prop_assert_eq!(diff(&model, &found, &options), NOTHING, "the model | the overlay");
     let unpacked = mounts::umoci_unpack(&place.path("oci"), "t").unwrap();
     let unpacked = Snapshot::of(&unpacked.rootfs()).unwrap();
-    let options = Compare { empty_xattrs: false, ..options };
+    // umoci touches some directories again when a later layer removes what is in them; the model judged their times.
+    let options = Compare { empty_xattrs: false, dir_mtime: false, ..options };
     prop_assert_eq!(diff(&unpacked, &found, &options), NOTHING, "umoci | the overlay");
     Ok(())
 }
