@@ -31,7 +31,13 @@ impl StoreDir {
         let dir = path.parent().expect("a ref has a directory").to_owned();
         // `remove_ref` may take the directory away between the two steps, as often as it likes.
         loop {
-            fs::create_dir_all(&dir).map_err(|e| StoreError::io("create", &dir, e))?;
+            match fs::create_dir_all(&dir) {
+                Ok(()) => {}
+                // It was there when it was to be made, and gone when that was looked at.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !dir.exists() => continue,
+                Err(_) if dir.is_dir() => {}
+                Err(e) => return Err(StoreError::io("create", &dir, e)),
+            }
             match staged.rename_to(&path) {
                 Err(StoreError::Io { source, .. })
                     if source.kind() == io::ErrorKind::NotFound && staged.path().exists() => {}

@@ -267,10 +267,12 @@ fn o12_sweeps_race_with_writers() {
                 })
             })
             .collect();
-        for writer in writers {
-            writer.join().unwrap();
-        }
+        // The sweepers are told to stop before anything fails: else a failure would wait for them for ever.
+        let written: Vec<_> = writers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         done.store(true, Ordering::Relaxed);
+        for writer in written {
+            writer.unwrap();
+        }
         for sweeper in sweepers {
             sweeper.join().unwrap();
         }
