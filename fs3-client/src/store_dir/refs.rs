@@ -34,7 +34,7 @@ impl StoreDir {
             match fs::create_dir_all(&dir) {
                 Ok(()) => {}
                 // It was there when it was to be made, and gone when that was looked at.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !dir.exists() => continue,
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && fs::symlink_metadata(&dir).is_err() => continue,
                 Err(_) if dir.is_dir() => {}
                 Err(e) => return Err(StoreError::io("create", &dir, e)),
             }
