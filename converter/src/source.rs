@@ -6,7 +6,7 @@
 //! range of the archive.
 //!
 //! Manifests, indexes and configs are checked here against the size and digest that named them. Layers are not read
-//! here: whoever reads one checks it with [`crate::unpack::HashingReader`] against the [`SourceLayer`].
+//! here: [`crate::layer::read()`] checks each against its [`SourceLayer`].
 
 pub mod archive_index;
 pub mod docker_archive;

@@ -6,7 +6,7 @@ use crate::hash::Hashers;
 use fs3_client::{Digest, Staged, StoreDir};
 use std::io::Write as _;
 
-/// Where a blob's segments go as soon as they are complete.
+/// Where a blob's bytes go as soon as they will not change any more.
 pub(super) struct BlobOut<'s> {
     store: &'s StoreDir,
     pub(super) staged: Option<Staged>,
