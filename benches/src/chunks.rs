@@ -14,7 +14,7 @@ use converter::layer::Options;
 use converter::progress::Silent;
 use converter::source::{Platform, SourceRef};
 use fixtures::mounts;
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub(crate) fn run(image: &Image, dir: &Path, rounds: usize) -> Result<Report> {
     let mut all = Vec::new();
     let stores = tempfile::tempdir_in(dir)?;
     for (bits, name) in SIZES {
-        let store = StoreDir::create(&stores.path().join(bits.to_string()))?;
+        let store = Store::create(&stores.path().join(bits.to_string()))?;
         let converted = convert_with(image, bits, &store)?;
         let found = Found {
             name,
@@ -86,7 +86,7 @@ impl Found {
     }
 }
 
-fn convert_with(image: &Image, bits: u8, store: &StoreDir) -> Result<Converted> {
+fn convert_with(image: &Image, bits: u8, store: &Store) -> Result<Converted> {
     let mut options = Options::default();
     options.chunks.max_bits = bits;
     let source = SourceRef::Oci { dir: image.layout.clone(), tag: Some("latest".to_owned()) };
@@ -96,7 +96,7 @@ fn convert_with(image: &Image, bits: u8, store: &StoreDir) -> Result<Converted> 
 
 /// (MB/s of reading every file once, thousands of random reads a second), each layer from a fresh mount.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
-fn read(converted: &Converted, store: &StoreDir) -> Result<(f64, f64)> {
+fn read(converted: &Converted, store: &Store) -> Result<(f64, f64)> {
     mounts::in_private_namespace(|| {
         let (mut bytes, mut reads) = (0u64, 0u64);
         let (mut sequential, mut random) = (0.0, 0.0);

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use converter::convert::ConvertError;
 use converter::erofs::read::ReadError;
 use converter::manifest::{self, ManifestError, digest_of};
-use fs3_client::{Digest, RefName, RefNameError, StoreDir, StoreError};
+use fs3_client::{Digest, RefName, RefNameError, Store, StoreError};
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -142,17 +142,17 @@ struct Found {
     size: u64,
 }
 
-fn open_store(path: &Path) -> anyhow::Result<StoreDir> {
-    Ok(StoreDir::open(path)?)
+fn open_store(path: &Path) -> anyhow::Result<Store> {
+    Ok(Store::open(path)?)
 }
 
-fn find_image(store: &StoreDir, name: &str) -> anyhow::Result<Found> {
+fn find_image(store: &Store, name: &str) -> anyhow::Result<Found> {
     let name: RefName = name.parse()?;
     let descriptor = store.read_ref(&name)?;
     load_manifest(store, &descriptor).with_context(|| name.to_string())
 }
 
-fn load_manifest(store: &StoreDir, descriptor: &oci_spec::image::Descriptor) -> anyhow::Result<Found> {
+fn load_manifest(store: &Store, descriptor: &oci_spec::image::Descriptor) -> anyhow::Result<Found> {
     let digest = digest_of(descriptor)?;
     let bytes = store.read_blob(&digest, descriptor.size())?;
     let manifest = manifest::Image::from_json(&bytes).with_context(|| format!("manifest {digest}"))?;

@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::source::{self, LayerOrigin, Platform, SourceError, SourceImage, SourceLayer, SourceRef};
 use crate::stack;
 use crate::unpack::declared_as;
-use fs3_client::{Digest, RefName, StoreDir, StoreError};
+use fs3_client::{Digest, RefName, Store, StoreError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -103,7 +103,7 @@ impl ConvertError {
 ///
 /// # Errors
 /// The first failure; what was published before it stays for the next run.
-pub fn convert(request: &Request, store: &StoreDir, progress: &dyn Progress) -> Result<Converted, ConvertError> {
+pub fn convert(request: &Request, store: &Store, progress: &dyn Progress) -> Result<Converted, ConvertError> {
     let source = source::resolve(&request.source, &request.platform, &store.scratch())?;
     let layers = Stack::new(&source, request, store, progress).run()?;
     publish_image(source, layers, store)
@@ -116,7 +116,7 @@ pub fn convert(request: &Request, store: &StoreDir, progress: &dyn Progress) -> 
 pub fn convert_as(
     name: &RefName,
     request: &Request,
-    store: &StoreDir,
+    store: &Store,
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
     let converted = convert(request, store, progress)?;
@@ -125,11 +125,7 @@ pub fn convert_as(
     Ok(converted)
 }
 
-fn publish_image(
-    source: SourceImage,
-    layers: Vec<ConvertedLayer>,
-    store: &StoreDir,
-) -> Result<Converted, ConvertError> {
+fn publish_image(source: SourceImage, layers: Vec<ConvertedLayer>, store: &Store) -> Result<Converted, ConvertError> {
     let config = source.config.clone().unwrap_or_else(|| minimal_config(&layers));
     let config = store.publish_bytes(&config)?;
     let mut annotations = BTreeMap::new();
@@ -180,7 +176,7 @@ struct Stack<'c> {
     /// Whether these layers are a whole image, so that nothing can be below.
     whole: bool,
     request: &'c Request,
-    store: &'c StoreDir,
+    store: &'c Store,
     progress: &'c dyn Progress,
     slots: Mutex<Vec<Slot>>,
     next: AtomicUsize,
@@ -189,7 +185,7 @@ struct Stack<'c> {
 }
 
 impl<'c> Stack<'c> {
-    fn new(source: &'c SourceImage, request: &'c Request, store: &'c StoreDir, progress: &'c dyn Progress) -> Self {
+    fn new(source: &'c SourceImage, request: &'c Request, store: &'c Store, progress: &'c dyn Progress) -> Self {
         Self {
             layers: &source.layers,
             whole: !matches!(request.source, SourceRef::Tar(_) | SourceRef::Dir { .. }),

@@ -22,7 +22,7 @@ use crate::layer::{BlobRef, LayerError, ReadLayer, Record};
 use crate::manifest::{OverlayXattrs, Unresolved};
 use crate::tree::{InodeId, Kind, ROOT, Tree};
 use below::{Above, Below, Found};
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use std::collections::{HashMap, HashSet};
 
 /// How often contents may move behind symbolic links that themselves lie behind others.
@@ -62,7 +62,7 @@ pub(crate) fn leave_open(layer: &mut ReadLayer) -> Unresolved {
 pub(crate) fn settle(
     layer: &mut ReadLayer,
     below: &[Record],
-    store: &StoreDir,
+    store: &Store,
     overlay: OverlayXattrs,
 ) -> Result<Vec<BlobRef>, LayerError> {
     let below = Below::open(below, store, overlay)?;

@@ -10,7 +10,7 @@ use crate::erofs::read::Image;
 use crate::erofs::read::check::{DeviceInfo, check_counting};
 use crate::manifest::{self, Layer, digest_of};
 use crate::read_at::ReadAt as _;
-use fs3_client::{Digest, Hasher, StoreDir};
+use fs3_client::{Digest, Hasher, Store};
 use oci_spec::image::Descriptor;
 use std::collections::HashMap;
 use std::fs::File;
@@ -73,7 +73,7 @@ pub enum Progress {
 }
 
 /// Checks every blob of `image`, and how they fit together.
-pub fn verify(store: &StoreDir, image: &manifest::Image, deep: bool, progress: &mut dyn FnMut(Progress)) -> Report {
+pub fn verify(store: &Store, image: &manifest::Image, deep: bool, progress: &mut dyn FnMut(Progress)) -> Report {
     let report = Report { deep, layers: image.layers.len(), ..Report::default() };
     let mut verifier = Verifier {
         store,
@@ -102,7 +102,7 @@ fn descriptors(image: &manifest::Image) -> impl Iterator<Item = (Option<usize>, 
 }
 
 struct Verifier<'a> {
-    store: &'a StoreDir,
+    store: &'a Store,
     deep: bool,
     progress: &'a mut dyn FnMut(Progress),
     report: Report,

@@ -5,10 +5,12 @@
 
 pub mod digest;
 pub mod refname;
+pub mod store;
 pub mod store_dir;
 
 pub use digest::{Digest, DigestError, Hasher};
 pub use refname::{RefName, RefNameError};
+pub use store::Store;
 pub use store_dir::{Published, Staged, StoreDir, StoreError, Swept};
 
 /// Compiles the example in the README.

@@ -8,7 +8,7 @@ use converter::layer::{BlobRef, Counts, Options};
 use converter::manifest::OverlayXattrs;
 use converter::progress::{Progress, Silent};
 use converter::source::{Platform, SourceRef};
-use fs3_client::{Digest, RefName, StoreDir};
+use fs3_client::{Digest, RefName, Store};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ pub(super) struct Args {
 /// Runs `convert`.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let store = StoreDir::create(&args.store)?;
+    let store = Store::create(&args.store)?;
     store.sweep()?;
     let request = Request {
         source: args.source.clone(),

@@ -6,7 +6,7 @@ use crate::erofs::read::{Data, Image};
 use crate::layer::{Options, Record};
 use crate::progress::Silent;
 use crate::source::{Platform, SourceRef, TarInput};
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use std::fs::File;
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub fn layer(data: &[u8]) {
 
 /// The layer's record, or why it was refused.
 fn run(source: &Path, store: &Path) -> Result<Record, String> {
-    let store = StoreDir::create(store).expect("a store in memory");
+    let store = Store::create(store).expect("a store in memory");
     let request = Request {
         source: SourceRef::Tar(TarInput::File(source.to_owned())),
         platform: Platform::host(),
@@ -59,7 +59,7 @@ fn names(dir: &Path) -> usize {
 }
 
 /// Checks the image's structure, its counts, and that its data is where it says.
-fn sound(store: &StoreDir, record: &Record) {
+fn sound(store: &Store, record: &Record) {
     let metadata = store.open_blob(&record.metadata.digest, record.metadata.size).expect("the metadata image");
     let image = Image::open(metadata).expect("our own image opens");
     let data: Vec<File> =

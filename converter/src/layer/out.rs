@@ -3,12 +3,12 @@
 use super::LayerError;
 use crate::blob::Segments;
 use crate::hash::Hashers;
-use fs3_client::{Digest, Staged, StoreDir};
+use fs3_client::{Digest, Staged, Store};
 use std::io::Write as _;
 
 /// Where a blob's bytes go as soon as they will not change any more.
 pub(super) struct BlobOut<'s> {
-    store: &'s StoreDir,
+    store: &'s Store,
     pub(super) staged: Option<Staged>,
     /// Of the stored bytes, the plain tar and the data blob.
     pub(super) hash: Hashers<3>,
@@ -23,7 +23,7 @@ const WRITEBACK: u64 = 8 << 20;
 const ENOUGH: usize = 256 << 10;
 
 impl<'s> BlobOut<'s> {
-    pub(super) fn new(store: &'s StoreDir) -> Self {
+    pub(super) fn new(store: &'s Store) -> Self {
         Self { store, staged: None, hash: Hashers::default(), written: 0, begun: 0 }
     }
 

@@ -10,7 +10,7 @@ use crate::manifest::{
 };
 use crate::tree::{Kind, Tree};
 use crate::unpack::Compression;
-use fs3_client::{Digest, StoreDir};
+use fs3_client::{Digest, Store};
 use serde::{Deserialize, Serialize};
 
 /// A blob as a [`Record`] names it.
@@ -60,7 +60,7 @@ pub fn publish(
     lower: &[BlobRef],
     unresolved: Unresolved,
     options: &Options,
-    store: &StoreDir,
+    store: &Store,
 ) -> Result<Record, LayerError> {
     layer.tree.mark_for_overlay(options.overlay);
     let mut data = Vec::new();
@@ -156,7 +156,7 @@ impl Record {
 
     /// Whether all blobs are in `store`, with the lengths they had.
     #[must_use]
-    pub fn is_in(&self, store: &StoreDir) -> bool {
+    pub fn is_in(&self, store: &Store) -> bool {
         let here = |blob: &BlobRef| store.blob_size(&blob.digest).is_ok_and(|size| size == Some(blob.size));
         here(&self.metadata) && self.data.iter().all(here) && self.chunk_table.iter().all(here)
     }

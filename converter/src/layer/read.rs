@@ -11,7 +11,7 @@ use crate::source::{LayerOrigin, SourceLayer};
 use crate::tree::Tree;
 use crate::tree::build::Open;
 use crate::unpack::Compression;
-use fs3_client::{Digest, Hasher, Staged, StoreDir};
+use fs3_client::{Digest, Hasher, Staged, Store};
 use std::io::Write as _;
 
 /// A layer in parts: all of it but the metadata image.
@@ -56,7 +56,7 @@ pub fn read(
     layer: &SourceLayer,
     index: usize,
     options: &Options,
-    store: &StoreDir,
+    store: &Store,
     progress: &dyn Progress,
 ) -> Result<ReadLayer, LayerError> {
     let spool = Spool::new(&store.scratch()).map_err(LayerError::Scratch)?;
@@ -97,7 +97,7 @@ pub fn read(
 
 impl ReadLayer {
     /// Puts the blob's chunks in tree order after the tree was changed.
-    pub(crate) fn order_again(&mut self, store: &StoreDir) -> Result<(), LayerError> {
+    pub(crate) fn order_again(&mut self, store: &Store) -> Result<(), LayerError> {
         match self.data.take() {
             Some(blob) => self.settle_order(blob.staged, blob.digest, store),
             None => Ok(()),
@@ -105,7 +105,7 @@ impl ReadLayer {
     }
 
     /// Keeps the blob when its chunks are in tree order, else writes one where they are.
-    fn settle_order(&mut self, staged: Staged, digest: Digest, store: &StoreDir) -> Result<(), LayerError> {
+    fn settle_order(&mut self, staged: Staged, digest: Digest, store: &Store) -> Result<(), LayerError> {
         let order = self.tree.order();
         if order::is_canonical(&self.tree, &order, &self.contents) {
             let size = u64::from(self.contents.blocks) * u64::from(crate::erofs::format::BLOCK_SIZE);

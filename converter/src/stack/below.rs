@@ -4,7 +4,7 @@ use crate::erofs::format::{DataLayout, FileType};
 use crate::erofs::read::{Image, Inode, ReadError};
 use crate::layer::{BlobRef, LayerError, Record};
 use crate::manifest::OverlayXattrs;
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -110,7 +110,7 @@ impl Way {
 type Merged = Vec<(usize, Inode)>;
 
 impl Below {
-    pub(super) fn open(records: &[Record], store: &StoreDir, overlay: OverlayXattrs) -> Result<Self, LayerError> {
+    pub(super) fn open(records: &[Record], store: &Store, overlay: OverlayXattrs) -> Result<Self, LayerError> {
         let layers = records.iter().map(|record| {
             let file = store.open_blob(&record.metadata.digest, record.metadata.size)?;
             Ok(Lower { image: Image::open(file)?, data: record.data.clone() })

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 struct Stack {
     dir: tempfile::TempDir,
-    store: StoreDir,
+    store: Store,
     records: Vec<Record>,
     warnings: Vec<Vec<Warning>>,
 }
@@ -19,7 +19,7 @@ struct Stack {
 impl Stack {
     fn empty() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store = StoreDir::create(&dir.path().join("store")).unwrap();
+        let store = Store::create(&dir.path().join("store")).unwrap();
         Self { dir, store, records: Vec::new(), warnings: Vec::new() }
     }
 

@@ -4,12 +4,12 @@ use crate::convert::{Request, convert};
 use crate::erofs::remap::{NewDevice, remap};
 use crate::progress::Silent;
 use crate::source::Platform;
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use std::fs;
 use std::path::Path;
 
 /// A store with one image of one layer: an inline file, and a data blob of more than a megabyte.
-fn converted(work: &Path) -> (StoreDir, manifest::Image) {
+fn converted(work: &Path) -> (Store, manifest::Image) {
     let source = work.join("source");
     fs::create_dir_all(source.join("dir")).unwrap();
     fs::write(source.join("small"), b"beside its inode").unwrap();
@@ -17,7 +17,7 @@ fn converted(work: &Path) -> (StoreDir, manifest::Image) {
         let bytes: Vec<u8> = (0..150_000u32).flat_map(|i| i.wrapping_mul(2_654_435_761 + n).to_le_bytes()).collect();
         fs::write(source.join(format!("dir/large{n}")), bytes).unwrap();
     }
-    let store = StoreDir::create(&work.join("store")).unwrap();
+    let store = Store::create(&work.join("store")).unwrap();
     let request = Request {
         source: format!("dir:{}", source.display()).parse().unwrap(),
         platform: Platform::host(),
@@ -28,7 +28,7 @@ fn converted(work: &Path) -> (StoreDir, manifest::Image) {
     (store, image)
 }
 
-fn run(store: &StoreDir, image: &manifest::Image, deep: bool) -> Report {
+fn run(store: &Store, image: &manifest::Image, deep: bool) -> Report {
     let (mut total, mut read) = (0, 0);
     let report = verify(store, image, deep, &mut |event| match event {
         Progress::Total(bytes) => total = bytes,
@@ -44,12 +44,12 @@ fn whats(report: &Report) -> Vec<String> {
     report.problems.iter().map(|p| format!("{}: {}", p.path, p.what)).collect()
 }
 
-fn path_of(store: &StoreDir, blob: &Descriptor) -> std::path::PathBuf {
+fn path_of(store: &Store, blob: &Descriptor) -> std::path::PathBuf {
     store.blob_path(&digest_of(blob).unwrap())
 }
 
 /// Writes `bytes` over a blob, whatever its permissions.
-fn overwrite(store: &StoreDir, blob: &Descriptor, bytes: &[u8]) {
+fn overwrite(store: &Store, blob: &Descriptor, bytes: &[u8]) {
     let path = path_of(store, blob);
     fs::remove_file(&path).unwrap();
     fs::write(path, bytes).unwrap();
@@ -112,7 +112,7 @@ fn a_deep_run_says_which_chunk_is_bad() {
 }
 
 /// Puts other bytes in the place of a blob of the layer, with the right digest: what a broken writer would publish.
-fn replaced(store: &StoreDir, bytes: &[u8], old: &Descriptor) -> Descriptor {
+fn replaced(store: &Store, bytes: &[u8], old: &Descriptor) -> Descriptor {
     let published = store.publish_bytes(bytes).unwrap();
     manifest::descriptor(old.media_type().as_ref(), published.digest, published.size, &[])
 }

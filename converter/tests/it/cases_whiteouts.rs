@@ -6,7 +6,7 @@ use converter::manifest::OverlayXattrs;
 use fixtures::oci::{Compression, Layer};
 use fixtures::tree::Kind;
 use fixtures::{mounts, require};
-use fs3_client::StoreDir;
+use fs3_client::Store;
 
 #[test]
 fn privileged_w01_opaque_marker_anywhere_in_its_layer() {
@@ -220,7 +220,7 @@ fn privileged_w09_layers_converted_alone_and_in_parallel() {
         "d . 0755\nw big",
     ];
     let dir = mounts::scratch();
-    let alone = StoreDir::create(&dir.path().join("alone")).unwrap();
+    let alone = Store::create(&dir.path().join("alone")).unwrap();
     let records: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = scripts
             .iter()
@@ -264,7 +264,7 @@ fn privileged_w09_any_number_of_workers() {
     case.assert_as_umoci_but_links();
     for jobs in [1, 7] {
         let dir = mounts::scratch();
-        let store = StoreDir::create(dir.path()).unwrap();
+        let store = Store::create(dir.path()).unwrap();
         let again = convert_into(&store, &case.source(), Options::default(), jobs).unwrap();
         assert_eq!(again.manifest, case.converted.manifest, "{jobs} workers");
     }

@@ -143,7 +143,7 @@ fn privileged_x03_a_directory_source() {
         return;
     }
     let dir = mounts::scratch();
-    let store = fs3_client::StoreDir::create(&dir.path().join("store")).unwrap();
+    let store = fs3_client::Store::create(&dir.path().join("store")).unwrap();
     let source = dir.path().join("tree");
     std::fs::create_dir_all(source.join("storage")).unwrap();
     mknodat(CWD, source.join("storage/x"), FileType::CharacterDevice, Mode::empty(), 0).unwrap();

@@ -4,7 +4,7 @@ use crate::program::{convert, layers, report, run, said, signal};
 use crate::support::{Hashed, Place, list};
 use fixtures::content::splitmix64;
 use fixtures::{mounts, require};
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -20,12 +20,12 @@ fn reused(report: &serde_json::Value) -> usize {
     report["layers"].as_array().unwrap().iter().filter(|layer| layer["reused"] == true).count()
 }
 
-fn records(store: &StoreDir) -> usize {
+fn records(store: &Store) -> usize {
     list(&store.root().join("converted")).len()
 }
 
 /// One converter of many in the same store: each has its own limit for inline files, so all its layers are new.
-fn attempt(source: &str, store: &StoreDir, inline_max: u64) -> Command {
+fn attempt(source: &str, store: &Store, inline_max: u64) -> Command {
     let mut command = convert(source, store.root(), &format!("killed:{inline_max}"));
     command.arg("--inline-max").arg(inline_max.to_string());
     command
@@ -123,7 +123,7 @@ fn privileged_no_space() {
             let said = said(&output);
             assert_eq!(output.status.code(), Some(1), "{said}");
             assert!(said.contains("No space left on device") && said.lines().count() <= 2, "{said}");
-            let store = StoreDir::create(&root).unwrap();
+            let store = Store::create(&root).unwrap();
             assert_eq!(store.list_refs().unwrap().len(), 0);
             assert_eq!(list(&store.scratch()), [""; 0], "at {size} bytes");
             Hashed::all(&store);
@@ -132,7 +132,7 @@ fn privileged_no_space() {
         };
         assert!(failures > 3, "{failures} runs had too little room");
         assert!(reused(&report) > 0, "a layer that was finished is not made again: {report}");
-        let store = StoreDir::open(&root).unwrap();
+        let store = Store::open(&root).unwrap();
         let expected = run(&mut convert(&source, place.store.root(), "a:b"));
         assert_eq!(report["manifest"], expected["manifest"]);
         Hashed::all(&store);

@@ -4,7 +4,7 @@ use converter::convert::{Request, convert_as};
 use converter::manifest::digest_of;
 use converter::progress::Silent;
 use converter::source::Platform;
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ impl Case {
         fs::write(source.join("note"), "small").unwrap();
         std::os::unix::fs::symlink("bin/tool", source.join("link")).unwrap();
         let path = work.path().join("store");
-        let store = StoreDir::create(&path).unwrap();
+        let store = Store::create(&path).unwrap();
         let request = Request {
             source: format!("dir:{}", source.display()).parse().unwrap(),
             platform: Platform::host(),

@@ -17,7 +17,7 @@ use fixtures::mounts::{self, Mounted};
 use fixtures::oci::{self, Layout};
 use fixtures::tar::Format;
 use fixtures::tree::{Digest as ContentDigest, Kind, Snapshot};
-use fs3_client::{Digest, StoreDir};
+use fs3_client::{Digest, Store};
 use proptest::test_runner::{Config, RngSeed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -26,13 +26,13 @@ use std::path::{Path, PathBuf};
 /// A place for one test, on a real disk, with a store in it.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
-    pub(crate) store: StoreDir,
+    pub(crate) store: Store,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
         let dir = mounts::scratch();
-        let store = StoreDir::create(&dir.path().join("store")).unwrap();
+        let store = Store::create(&dir.path().join("store")).unwrap();
         Self { dir, store }
     }
 
@@ -77,7 +77,7 @@ impl Place {
 }
 
 /// Converts `source` in this process, as `t:t`.
-pub(crate) fn convert(store: &StoreDir, source: &str, jobs: usize) -> Result<Converted, ConvertError> {
+pub(crate) fn convert(store: &Store, source: &str, jobs: usize) -> Result<Converted, ConvertError> {
     let request =
         Request { source: source.parse().unwrap(), platform: Platform::host(), options: Options::default(), jobs };
     convert_as(&"t:t".parse().unwrap(), &request, store, &Silent)
@@ -98,13 +98,13 @@ pub(crate) fn cases(cases: u32) -> Config {
     }
 }
 
-fn open(store: &StoreDir, record: &Record) -> (Image<File>, Vec<File>) {
+fn open(store: &Store, record: &Record) -> (Image<File>, Vec<File>) {
     let open = |blob: &BlobRef| store.open_blob(&blob.digest, blob.size).unwrap();
     (Image::open(open(&record.metadata)).unwrap(), record.data.iter().map(open).collect())
 }
 
 /// Nothing may be wrong with a layer's metadata image, by our checker and by fsck.erofs, which also reads every file.
-fn judge(store: &StoreDir, record: &Record) {
+fn judge(store: &Store, record: &Record) {
     let (image, _) = open(store, record);
     let devices: Vec<DeviceInfo> = record.data.iter().map(|b| DeviceInfo { blocks: b.size / 4096 }).collect();
     assert_eq!(check(&image, &devices), []);
@@ -114,7 +114,7 @@ fn judge(store: &StoreDir, record: &Record) {
 }
 
 /// What our reader tells of a layer that differs from what the kernel's mount shows.
-pub(crate) fn reader_differs(store: &StoreDir, record: &Record, mounted: &Snapshot) -> Vec<String> {
+pub(crate) fn reader_differs(store: &Store, record: &Record, mounted: &Snapshot) -> Vec<String> {
     let (image, data) = open(store, record);
     let devices: Vec<&dyn ReadAt> = data.iter().map(|file| file as &dyn ReadAt).collect();
     let mut found = Vec::new();
@@ -187,7 +187,7 @@ pub(crate) struct Hashed(BTreeSet<String>, BTreeSet<Digest>);
 impl Hashed {
     /// Asserts that every blob of the store is what its name says, and every ref a whole and sound image. Neither
     /// changes, so what was seen before is not looked at again.
-    pub(crate) fn assert_sound(&mut self, store: &StoreDir) {
+    pub(crate) fn assert_sound(&mut self, store: &Store) {
         for entry in fs::read_dir(store.root().join("blobs/sha256")).unwrap() {
             let name = entry.unwrap().file_name().into_string().expect("a digest");
             if !self.0.contains(&name) {
@@ -209,7 +209,7 @@ impl Hashed {
         }
     }
 
-    pub(crate) fn all(store: &StoreDir) -> Self {
+    pub(crate) fn all(store: &Store) -> Self {
         let mut hashed = Self::default();
         hashed.assert_sound(store);
         hashed

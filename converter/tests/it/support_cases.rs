@@ -9,7 +9,7 @@ use fixtures::content::Content;
 use fixtures::mounts::{self, Mounted};
 use fixtures::oci::{Image, Layer, Layout};
 use fixtures::tree::{Compare, Digest, Kind, Node, Snapshot, assert_same, diff};
-use fs3_client::StoreDir;
+use fs3_client::Store;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -19,7 +19,7 @@ pub(crate) const BOTH: [OverlayXattrs; 2] = [OverlayXattrs::Trusted, OverlayXatt
 /// A converted image beside its source.
 pub(crate) struct Case {
     dir: TempDir,
-    pub(crate) store: StoreDir,
+    pub(crate) store: Store,
     pub(crate) converted: Converted,
     overlay: OverlayXattrs,
 }
@@ -55,7 +55,7 @@ impl Case {
     }
 
     fn convert(dir: TempDir, source: &str, options: Options) -> Result<Self, ConvertError> {
-        let store = StoreDir::create(&dir.path().join("store")).unwrap();
+        let store = Store::create(&dir.path().join("store")).unwrap();
         let converted = convert_into(&store, source, options, 2)?;
         for layer in &converted.layers {
             let (image, devices) = blobs(&store, &layer.record);
@@ -126,7 +126,7 @@ pub(crate) fn as_umoci() -> Compare {
 }
 
 pub(crate) fn convert_into(
-    store: &StoreDir,
+    store: &Store,
     source: &str,
     options: Options,
     jobs: usize,
@@ -135,12 +135,12 @@ pub(crate) fn convert_into(
     convert_as(&"case:t".parse().unwrap(), &request, store, &Silent)
 }
 
-fn blobs(store: &StoreDir, record: &Record) -> (PathBuf, Vec<PathBuf>) {
+fn blobs(store: &Store, record: &Record) -> (PathBuf, Vec<PathBuf>) {
     let data = record.data.iter().map(|blob| store.blob_path(&blob.digest));
     (store.blob_path(&record.metadata.digest), data.collect())
 }
 
-fn mount_one(store: &StoreDir, record: &Record) -> Mounted {
+fn mount_one(store: &Store, record: &Record) -> Mounted {
     let (image, devices) = blobs(store, record);
     mounts::erofs(&image, &devices.iter().map(PathBuf::as_path).collect::<Vec<_>>()).unwrap()
 }
@@ -148,7 +148,7 @@ fn mount_one(store: &StoreDir, record: &Record) -> Mounted {
 /// Calls `look` where the layers are mounted together, bottom first.
 #[track_caller]
 pub(crate) fn mount<T: Send>(
-    store: &StoreDir,
+    store: &Store,
     records: &[&Record],
     overlay: OverlayXattrs,
     look: impl FnOnce(&Path) -> T + Send,

@@ -14,12 +14,12 @@ use fixtures::mounts::{self, Mounted, Unpacked};
 use fixtures::oci::{Image, Layout};
 use fixtures::tar::{self, Time};
 use fixtures::tree::{Compare, Snapshot, assert_same};
-use fs3_client::{Digest, StoreDir};
+use fs3_client::{Digest, Store};
 
 /// A directory with a store in it.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
-    pub(crate) store: StoreDir,
+    pub(crate) store: Store,
 }
 
 /// An image's layers, mounted one by one and together.
@@ -43,7 +43,7 @@ impl Root {
 impl Place {
     pub(crate) fn new() -> Self {
         let dir = mounts::scratch();
-        let store = StoreDir::create(&dir.path().join("store")).unwrap();
+        let store = Store::create(&dir.path().join("store")).unwrap();
         Self { dir, store }
     }
 
