@@ -13,7 +13,7 @@ mod stream;
 mod walk;
 
 pub use error::LayerError;
-pub use publish::{BlobRef, Record, publish};
+pub use publish::{BlobRef, Existing, Record, TableRef, publish};
 pub use read::{ReadLayer, read};
 
 use crate::blob::ChunkSizes;

@@ -2,7 +2,7 @@
 //!
 //! The manifest has `artifactType` [`ARTIFACT_TYPE`] over the original config. Its `layers` list every blob, bottom
 //! layer first; the blobs of one layer carry the same [`annotation::LAYER`] index and a [`annotation::ROLE`] each:
-//! one metadata image, then its data blobs in device order, then the chunk table if there is data.
+//! one metadata image, then its data blobs in device order, then their chunk tables.
 //! Ordinary OCI tools can copy it, since nothing refers to a blob that is not a descriptor.
 
 use fs3_client::{Digest, DigestError};
@@ -34,6 +34,9 @@ pub mod annotation {
     pub const SOURCE_DIGEST: &str = "dev.dsec.source.digest";
     /// Digest of the source layer's plain tar.
     pub const DIFF_ID: &str = "dev.dsec.source.diff-id";
+    /// On a chunk table: digest of the data blob that it is about. Images of 0.1.0 lack it: their one table is about
+    /// the layer's first blob.
+    pub const CHUNK_TABLE_OF: &str = "dev.dsec.chunk-table.of";
     /// Block size in bytes.
     pub const BLOCK_SIZE: &str = "dev.dsec.block-size";
     /// Compression of the data: `none`.
@@ -63,8 +66,9 @@ pub struct Layer {
     pub metadata: Descriptor,
     /// The data blobs in device order: device id `n` of the metadata image is `data[n - 1]`.
     pub data: Vec<Descriptor>,
-    /// The chunk table of `data`, when there is data.
-    pub chunk_table: Option<Descriptor>,
+    /// The chunk tables of `data`, in its order; each says which blob it is about, in
+    /// [`annotation::CHUNK_TABLE_OF`] and in itself.
+    pub chunk_tables: Vec<Descriptor>,
     /// Whether the layer has whiteouts or opaque directories, so that it must be mounted under overlayfs.
     pub whiteouts: bool,
     /// Namespace of the overlay xattrs.
@@ -224,7 +228,7 @@ impl Image {
             for data in &layer.data {
                 layers.push(WireDescriptor::from_descriptor(data, &[index.clone(), role("data")]));
             }
-            if let Some(table) = &layer.chunk_table {
+            for table in &layer.chunk_tables {
                 layers.push(WireDescriptor::from_descriptor(table, &[index.clone(), role("chunk-table")]));
             }
         }
@@ -260,7 +264,7 @@ impl Image {
                 Some("metadata") if layer == layers.len() => layers.push(Layer {
                     metadata: descriptor,
                     data: Vec::new(),
-                    chunk_table: None,
+                    chunk_tables: Vec::new(),
                     whiteouts: get(annotation::WHITEOUTS) != Some("none"),
                     overlay_xattrs: match get(annotation::OVERLAY_XATTRS) {
                         None | Some("trusted") => OverlayXattrs::Trusted,
@@ -273,7 +277,7 @@ impl Image {
                     return Err(fail("a blob does not follow its layer's metadata image"));
                 }
                 Some("data") => layers[layer].data.push(descriptor),
-                Some("chunk-table") => layers[layer].chunk_table = Some(descriptor),
+                Some("chunk-table") => layers[layer].chunk_tables.push(descriptor),
                 _ => return Err(fail("annotation dev.dsec.role is missing or unknown")),
             }
         }
@@ -293,14 +297,14 @@ mod tests {
                 Layer {
                     metadata: d(METADATA_MEDIA_TYPE, 2, &[(annotation::DIFF_ID, "x".into())]),
                     data: vec![d(DATA_MEDIA_TYPE, 3, &[])],
-                    chunk_table: Some(d(CHUNK_TABLE_MEDIA_TYPE, 4, &[])),
+                    chunk_tables: vec![d(CHUNK_TABLE_MEDIA_TYPE, 4, &[])],
                     whiteouts: false,
                     overlay_xattrs: OverlayXattrs::Trusted,
                 },
                 Layer {
                     metadata: d(METADATA_MEDIA_TYPE, 5, &[]),
                     data: vec![],
-                    chunk_table: None,
+                    chunk_tables: vec![],
                     whiteouts: true,
                     overlay_xattrs: OverlayXattrs::User,
                 },
@@ -315,7 +319,7 @@ mod tests {
         let back = Image::from_json(&json).unwrap();
         assert_eq!(back.layers.len(), 2);
         assert_eq!(back.layers[0].data.len(), 1);
-        assert!(back.layers[0].chunk_table.is_some() && !back.layers[0].whiteouts && back.layers[1].whiteouts);
+        assert!(back.layers[0].chunk_tables.len() == 1 && !back.layers[0].whiteouts && back.layers[1].whiteouts);
         assert_eq!(back.layers[1].overlay_xattrs, OverlayXattrs::User);
         assert_eq!(back.to_json(), json);
     }

@@ -18,7 +18,7 @@ use crate::entry::{Timestamp, Warning, Xattr, printable};
 use crate::erofs::format::{BLOCK_BITS, FileType, encode_device};
 use crate::erofs::read::{self, Data, ReadError};
 use crate::extent::{Chunked, FileData, Runs};
-use crate::layer::{BlobRef, LayerError, ReadLayer, Record};
+use crate::layer::{Existing, LayerError, ReadLayer, Record};
 use crate::manifest::{OverlayXattrs, Unresolved};
 use crate::tree::{InodeId, Kind, ROOT, Tree};
 use below::{Above, Below, Found};
@@ -64,7 +64,7 @@ pub(crate) fn settle(
     below: &[Record],
     store: &Store,
     overlay: OverlayXattrs,
-) -> Result<Vec<BlobRef>, LayerError> {
+) -> Result<Vec<Existing>, LayerError> {
     let below = Below::open(below, store, overlay)?;
     if layer.tree.is_opaque(ROOT) {
         // overlayfs looks for no such mark on the roots of its layers.
@@ -239,7 +239,7 @@ fn without_marks(xattrs: Vec<Xattr>, overlay: OverlayXattrs) -> Vec<Xattr> {
 }
 
 struct Links<'b> {
-    devices: Vec<BlobRef>,
+    devices: Vec<Existing>,
     first_device: usize,
     below: &'b Below,
     overlay: OverlayXattrs,

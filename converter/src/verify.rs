@@ -95,7 +95,7 @@ pub fn verify(store: &Store, image: &manifest::Image, deep: bool, progress: &mut
 /// The blobs of an image, each with its layer.
 fn descriptors(image: &manifest::Image) -> impl Iterator<Item = (Option<usize>, &Descriptor)> {
     let layers = image.layers.iter().enumerate().flat_map(|(index, layer)| {
-        let blobs = std::iter::once(&layer.metadata).chain(&layer.data).chain(&layer.chunk_table);
+        let blobs = std::iter::once(&layer.metadata).chain(&layer.data).chain(&layer.chunk_tables);
         blobs.map(move |blob| (Some(index), blob))
     });
     std::iter::once((None, &image.config)).chain(layers)
@@ -119,8 +119,13 @@ impl Verifier<'_> {
         for (_, blob) in descriptors(image) {
             sizes.insert(blob.digest().to_string(), blob.size());
         }
-        let data: u64 =
-            image.layers.iter().filter(|l| l.chunk_table.is_some()).flat_map(|l| &l.data).map(Descriptor::size).sum();
+        let data: HashMap<&str, u64> = image
+            .layers
+            .iter()
+            .filter(|l| !l.chunk_tables.is_empty())
+            .flat_map(|l| l.data.iter().map(|blob| (blob.digest().as_ref(), blob.size())))
+            .collect();
+        let data: u64 = data.values().sum();
         let total: u64 = sizes.values().sum();
         (self.progress)(Progress::Total(total + if self.deep { data } else { 0 }));
     }
@@ -171,13 +176,16 @@ impl Verifier<'_> {
         let at = Some(index);
         let metadata = self.blob(at, &layer.metadata);
         let data: Vec<Option<(Digest, File)>> = layer.data.iter().map(|blob| self.blob(at, blob)).collect();
-        let table = layer.chunk_table.as_ref().and_then(|table| Some((table, self.blob(at, table)?.1)));
-        if let Some((descriptor, file)) = table {
-            self.table(index, layer, descriptor, file, &data);
+        let mut broken = false;
+        for descriptor in &layer.chunk_tables {
+            match self.blob(at, descriptor) {
+                Some((_, file)) => self.table(index, layer, descriptor, file, &data),
+                None => broken = true,
+            }
         }
-        // A blob of another layer was described there: layers come bottom first, and refer only to those below.
+        // In images of 0.1.0 a blob of a lower layer is described only there.
         for blob in &layer.data {
-            if digest_of(blob).is_ok_and(|digest| !self.tables.contains_key(&digest)) && layer.chunk_table.is_none() {
+            if digest_of(blob).is_ok_and(|digest| !self.tables.contains_key(&digest)) && !broken {
                 self.problem(at, blob, "", "no chunk table is about this blob");
             }
         }
@@ -256,12 +264,18 @@ impl Verifier<'_> {
             Ok(table) => table,
             Err(e) => return self.problem(at, descriptor, "", e.to_string()),
         };
-        self.tables.insert(*table.blob_digest(), None);
+        let known = self.tables.contains_key(table.blob_digest());
         let position = layer.data.iter().position(|blob| digest_of(blob).ok().as_ref() == Some(table.blob_digest()));
         let Some((position, blob)) = position.and_then(|p| Some((p, layer.data.get(p)?))) else {
             let what = format!("the chunk table is about blob {}, which the layer does not have", table.blob_digest());
+            self.tables.entry(*table.blob_digest()).or_insert(None);
             return self.problem(at, descriptor, "", what);
         };
+        // A lower layer has the same blob and had the same table.
+        if known {
+            return;
+        }
+        self.tables.insert(*table.blob_digest(), None);
         if table.blob_blocks() != blob.size() / u64::from(BLOCK_SIZE) {
             let what =
                 format!("the chunk table is about {} blocks, its blob has {} bytes", table.blob_blocks(), blob.size());

@@ -4,7 +4,7 @@ use super::output;
 use clap::Args as ClapArgs;
 use converter::convert::{Converted, Request, convert_as};
 use converter::entry::Warning;
-use converter::layer::{BlobRef, Counts, Options};
+use converter::layer::{BlobRef, Counts, Options, TableRef};
 use converter::manifest::OverlayXattrs;
 use converter::progress::{Progress, Silent};
 use converter::source::{Platform, SourceRef};
@@ -119,7 +119,7 @@ struct LayerReport {
     diff_id: Option<Digest>,
     metadata: BlobRef,
     data: Vec<BlobRef>,
-    chunk_table: Option<BlobRef>,
+    chunk_tables: Vec<TableRef>,
     #[serde(flatten)]
     counts: Counts,
     reused: bool,
@@ -154,7 +154,7 @@ impl Report {
                 diff_id: layer.record.diff_id,
                 metadata: layer.record.metadata,
                 data: layer.record.data.clone(),
-                chunk_table: layer.record.chunk_table,
+                chunk_tables: layer.record.chunk_tables.clone(),
                 counts: layer.record.counts,
                 reused: layer.reused,
                 seconds: layer.took.as_secs_f64(),

@@ -89,7 +89,7 @@ fn print_image(args: &Args, name: &str, found: &Found) -> anyhow::Result<()> {
             writeln!(out, "  diffID       {diff_id}")?;
             let blobs = std::iter::once(("metadata", &layer.metadata))
                 .chain(layer.data.iter().map(|blob| ("data", blob)))
-                .chain(layer.chunk_table.iter().map(|blob| ("chunk table", blob)));
+                .chain(layer.chunk_tables.iter().map(|blob| ("chunk table", blob)));
             for (role, blob) in blobs {
                 writeln!(out, "  {role:<11}  {}  {}", blob.digest(), output::size(blob.size()))?;
             }
@@ -107,7 +107,7 @@ fn json_layer(layer: &Layer) -> Value {
     json!({
         "metadata": blob(&layer.metadata),
         "data": layer.data.iter().map(blob).collect::<Vec<_>>(),
-        "chunk_table": layer.chunk_table.as_ref().map(blob),
+        "chunk_tables": layer.chunk_tables.iter().map(blob).collect::<Vec<_>>(),
         "diff_id": annotated(&layer.metadata, annotation::DIFF_ID),
         "source": annotated(&layer.metadata, annotation::SOURCE_DIGEST),
         "whiteouts": layer.whiteouts,

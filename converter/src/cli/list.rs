@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
                     layers: layers.len(),
                     metadata_bytes: layers.iter().map(|l| l.metadata.size()).sum(),
                     data_bytes: layers.iter().flat_map(|l| &l.data).map(Descriptor::size).sum(),
-                    chunk_table_bytes: layers.iter().flat_map(|l| &l.chunk_table).map(Descriptor::size).sum(),
+                    chunk_table_bytes: layers.iter().flat_map(|l| &l.chunk_tables).map(Descriptor::size).sum(),
                 });
             }
             // One bad image does not hide the others.

@@ -22,6 +22,25 @@ pub struct BlobRef {
     pub size: u64,
 }
 
+/// A chunk table as a [`Record`] names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableRef {
+    /// The data blob that it is about.
+    pub of: Digest,
+    /// The table itself.
+    #[serde(flatten)]
+    pub blob: BlobRef,
+}
+
+/// A data blob of a layer that exists already, with its chunk table where one is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Existing {
+    /// The blob.
+    pub blob: BlobRef,
+    /// Its chunk table.
+    pub table: Option<BlobRef>,
+}
+
 /// A finished layer: what a run reports, and what a later run needs to use it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -36,8 +55,8 @@ pub struct Record {
     pub metadata: BlobRef,
     /// The data blobs in device order: the layer's own first, then those of lower layers that it links into.
     pub data: Vec<BlobRef>,
-    /// The chunk table of the layer's own data blob.
-    pub chunk_table: Option<BlobRef>,
+    /// The chunk tables of those, in the same order.
+    pub chunk_tables: Vec<TableRef>,
     /// Namespace of overlayfs' attributes.
     pub overlay: OverlayXattrs,
     /// What the layer holds.
@@ -57,24 +76,26 @@ pub struct Record {
 /// When writing fails. Blobs that were published before stay; they are whole.
 pub fn publish(
     mut layer: ReadLayer,
-    lower: &[BlobRef],
+    lower: &[Existing],
     unresolved: Unresolved,
     options: &Options,
     store: &Store,
 ) -> Result<Record, LayerError> {
     layer.tree.mark_for_overlay(options.overlay);
     let mut data = Vec::new();
-    let mut chunk_table = None;
+    let mut chunk_tables = Vec::new();
     if let Some(blob) = layer.data.take() {
         let own = BlobRef { digest: blob.digest, size: blob.size };
         let table = chunk_table::to_bytes(&own.digest, layer.contents.blocks, &layer.contents.stored)?;
         // The blob before what refers to it, so that a crash between them leaves nothing dangling.
         blob.staged.publish(&own.digest, own.size)?;
         let table = store.publish_bytes(&table)?;
-        chunk_table = Some(BlobRef { digest: table.digest, size: table.size });
+        let blob = BlobRef { digest: table.digest, size: table.size };
+        chunk_tables.push(TableRef { of: own.digest, blob });
         data.push(own);
     }
-    data.extend_from_slice(lower);
+    data.extend(lower.iter().map(|existing| existing.blob));
+    chunk_tables.extend(lower.iter().filter_map(|e| Some(TableRef { of: e.blob.digest, blob: e.table? })));
     let block = u64::from(crate::erofs::format::BLOCK_SIZE);
     let devices: Vec<Device> = data
         .iter()
@@ -96,7 +117,7 @@ pub fn publish(
         diff_id: layer.diff_id,
         metadata: BlobRef { digest: written.digest, size: written.size },
         data,
-        chunk_table,
+        chunk_tables,
         overlay: options.overlay,
         counts,
         unresolved,
@@ -148,16 +169,28 @@ impl Record {
         manifest::Layer {
             metadata: describe(METADATA_MEDIA_TYPE, &self.metadata, &source),
             data: self.data.iter().map(|blob| describe(DATA_MEDIA_TYPE, blob, &[])).collect(),
-            chunk_table: self.chunk_table.as_ref().map(|blob| describe(CHUNK_TABLE_MEDIA_TYPE, blob, &[])),
+            chunk_tables: self
+                .chunk_tables
+                .iter()
+                .map(|t| describe(CHUNK_TABLE_MEDIA_TYPE, &t.blob, &[(annotation::CHUNK_TABLE_OF, t.of.to_string())]))
+                .collect(),
             whiteouts: self.counts.whiteouts + self.counts.opaques > 0,
             overlay_xattrs: self.overlay,
         }
+    }
+
+    /// Its data blobs, each with its chunk table.
+    pub fn existing(&self) -> impl Iterator<Item = Existing> {
+        self.data.iter().map(|blob| {
+            let table = self.chunk_tables.iter().find(|table| table.of == blob.digest).map(|table| table.blob);
+            Existing { blob: *blob, table }
+        })
     }
 
     /// Whether all blobs are in `store`, with the lengths they had.
     #[must_use]
     pub fn is_in(&self, store: &Store) -> bool {
         let here = |blob: &BlobRef| store.blob_size(&blob.digest).is_ok_and(|size| size == Some(blob.size));
-        here(&self.metadata) && self.data.iter().all(here) && self.chunk_table.iter().all(here)
+        here(&self.metadata) && self.data.iter().all(here) && self.chunk_tables.iter().all(|t| here(&t.blob))
     }
 }

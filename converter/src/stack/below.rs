@@ -2,7 +2,7 @@
 
 use crate::erofs::format::{DataLayout, FileType};
 use crate::erofs::read::{Image, Inode, ReadError};
-use crate::layer::{BlobRef, LayerError, Record};
+use crate::layer::{Existing, LayerError, Record};
 use crate::manifest::OverlayXattrs;
 use fs3_client::Store;
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ const FOLLOW_MAX: usize = 40;
 /// One lower layer.
 pub(super) struct Lower {
     image: Image<File>,
-    data: Vec<BlobRef>,
+    data: Vec<Existing>,
 }
 
 impl Deref for Lower {
@@ -29,7 +29,7 @@ impl Deref for Lower {
 
 impl Lower {
     /// The blob behind device `device`.
-    pub(super) fn blob(&self, device: u16) -> Result<&BlobRef, ReadError> {
+    pub(super) fn blob(&self, device: u16) -> Result<&Existing, ReadError> {
         self.data.get(usize::from(device).wrapping_sub(1)).ok_or_else(|| ReadError::Superblock {
             field: "extra_devices",
             what: format!("device {device} has no blob"),
@@ -113,7 +113,7 @@ impl Below {
     pub(super) fn open(records: &[Record], store: &Store, overlay: OverlayXattrs) -> Result<Self, LayerError> {
         let layers = records.iter().map(|record| {
             let file = store.open_blob(&record.metadata.digest, record.metadata.size)?;
-            Ok(Lower { image: Image::open(file)?, data: record.data.clone() })
+            Ok(Lower { image: Image::open(file)?, data: record.existing().collect() })
         });
         let layers: Vec<Lower> = layers.collect::<Result<_, LayerError>>()?;
         let mut below = Self { layers, overlay, root: Vec::new(), way: RefCell::default() };

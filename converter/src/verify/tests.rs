@@ -122,12 +122,12 @@ fn tables_that_do_not_fit_are_named() {
     let work = tempfile::tempdir().unwrap();
     let (store, image) = converted(work.path());
     let layer = &image.layers[0];
-    let table = layer.chunk_table.as_ref().unwrap();
+    let table = layer.chunk_tables.first().unwrap();
     let blob = digest_of(&layer.data[0]).unwrap();
     let blocks = u32::try_from(layer.data[0].size() / 4096).unwrap();
     let with = |bytes: &[u8], deep| {
         let mut image = image.clone();
-        image.layers[0].chunk_table = Some(replaced(&store, bytes, table));
+        image.layers[0].chunk_tables = vec![replaced(&store, bytes, table)];
         whats(&run(&store, &image, deep)).join("\n")
     };
     let of = |digest: &Digest, blocks, records: &[Record]| chunk_table::to_bytes(digest, blocks, records).unwrap();
@@ -143,7 +143,7 @@ fn tables_that_do_not_fit_are_named() {
     );
 
     let mut without = image.clone();
-    without.layers[0].chunk_table = None;
+    without.layers[0].chunk_tables.clear();
     assert_eq!(whats(&run(&store, &without, false)), [": no chunk table is about this blob"]);
 }
 

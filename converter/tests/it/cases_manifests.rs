@@ -322,7 +322,7 @@ fn json_has_its_shape() {
         assert_eq!(
             keys(layer),
             [
-                "chunk_table",
+                "chunk_tables",
                 "data",
                 "deduplicated_bytes",
                 "diff_id",
@@ -358,9 +358,9 @@ fn json_has_its_shape() {
     assert_eq!(one["diff_id"], digest(lie.tar_bytes()));
     assert_eq!((&one["files"], &one["inline_files"], &one["file_bytes"]), (&json!(2), &json!(1), &json!(102_401)));
     assert_eq!(keys(&one["warnings"][0]), ["entry", "message"]);
-    assert_eq!(keys(&one["chunk_table"]), ["digest", "size"]);
+    assert_eq!(keys(&one["chunk_tables"][0]), ["digest", "of", "size"]);
     assert_eq!((&two["whiteouts"], &two["opaques"], &two["data"]), (&json!(1), &json!(0), &json!([])));
-    assert_eq!((&three["whiteouts"], &three["opaques"], &three["chunk_table"]), (&json!(0), &json!(1), &Value::Null));
+    assert_eq!((&three["whiteouts"], &three["opaques"], &three["chunk_tables"]), (&json!(0), &json!(1), &json!([])));
     let totals = &report["totals"];
     assert_eq!(
         keys(totals),

@@ -85,7 +85,7 @@ impl Place {
         Layer {
             metadata: publish(&metadata, METADATA_MEDIA_TYPE),
             data: if with_data { vec![publish(&data, DATA_MEDIA_TYPE)] } else { vec![] },
-            chunk_table: None,
+            chunk_tables: Vec::new(),
             whiteouts: tree.marks.get(),
             overlay_xattrs: if tree.user.get() { OverlayXattrs::User } else { OverlayXattrs::Trusted },
         }
