@@ -58,7 +58,7 @@ fn convert(store: &StoreDir, name: &str, source: &Path) -> Converted {
         options: Options::default(),
         jobs: 2,
     };
-    convert_as(&name.parse().unwrap(), &request, store, &Silent).unwrap()
+    convert_as(&name.parse().unwrap(), &request, &store.clone().into(), &Silent).unwrap()
 }
 
 /// Three layers, each packed its own way, in a layout at `dir`.
