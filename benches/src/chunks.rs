@@ -101,8 +101,9 @@ fn read(converted: &Converted, store: &Store) -> Result<(f64, f64)> {
         let (mut bytes, mut reads) = (0u64, 0u64);
         let (mut sequential, mut random) = (0.0, 0.0);
         for layer in &converted.layers {
-            let image = store.blob_path(&layer.record.metadata.digest);
-            let data: Vec<PathBuf> = layer.record.data.iter().map(|b| store.blob_path(&b.digest)).collect();
+            let image = store.local_dir().unwrap().blob_path(&layer.record.metadata.digest);
+            let data: Vec<PathBuf> =
+                layer.record.data.iter().map(|b| store.local_dir().unwrap().blob_path(&b.digest)).collect();
             let devices: Vec<&Path> = data.iter().map(PathBuf::as_path).collect();
             let mounted = mounts::erofs(&image, &devices)?;
             let files = files_below(mounted.path())?;

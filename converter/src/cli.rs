@@ -8,13 +8,13 @@ mod tree;
 mod verify;
 
 use anyhow::Context as _;
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 use converter::convert::ConvertError;
 use converter::erofs::read::ReadError;
 use converter::manifest::{self, ManifestError, digest_of};
-use fs3_client::{Digest, RefName, RefNameError, Store, StoreError};
+use fs3_client::{Digest, RefName, RefNameError, Store, StoreError, StoreLocation, StoreOptions};
 use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 
 /// Exit codes, besides 0.
@@ -117,9 +117,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(e) = e.downcast_ref::<StoreError>() {
             return match e {
                 StoreError::NoSuchRef { store, .. } => {
-                    Some(format!("`dsec-convert list {}` shows what the store has", store.display()))
+                    Some(format!("`dsec-convert list {store}` shows what the store has"))
                 }
-                StoreError::NotAStore { .. } => Some("`dsec-convert convert … --store DIR` makes a store".to_owned()),
+                StoreError::NotAStore { .. } => Some("`dsec-convert convert … --store STORE` makes a store".to_owned()),
                 StoreError::Missing { .. } | StoreError::Corrupt { .. } => {
                     Some("converting the source again writes what is missing".to_owned())
                 }
@@ -142,8 +142,17 @@ struct Found {
     size: u64,
 }
 
-fn open_store(path: &Path) -> anyhow::Result<Store> {
-    Ok(Store::open(path)?)
+/// What the help says of a store.
+const STORE_HELP: &str = "The store: a directory, 3fs:PATH, or s3://BUCKET/PREFIX (with AWS_ENDPOINT_URL, AWS_REGION, \
+                          AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and so on in the environment)";
+
+/// Takes a store's place from the command line.
+fn store_parser() -> impl clap::builder::TypedValueParser<Value = StoreLocation> {
+    OsStringValueParser::new().try_map(|text| StoreLocation::from_os(&text))
+}
+
+fn open_store(location: &StoreLocation) -> anyhow::Result<Store> {
+    Ok(Store::open_at(location, &StoreOptions::from_env(&location.to_string()))?)
 }
 
 fn find_image(store: &Store, name: &str) -> anyhow::Result<Found> {

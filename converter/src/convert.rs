@@ -109,7 +109,7 @@ pub fn convert(request: &Request, store: &Store, progress: &dyn Progress) -> Res
     publish_image(source, layers, store)
 }
 
-/// Converts, and gives the image its name.
+/// Converts, and gives the image its name. A lease on the store is held meanwhile.
 ///
 /// # Errors
 /// As [`convert`], and when the ref cannot be written.
@@ -119,7 +119,10 @@ pub fn convert_as(
     store: &Store,
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
+    // From before anything is found in the store that the image will rely on, until its name says so.
+    let lease = store.lease("convert")?;
     let converted = convert(request, store, progress)?;
+    lease.check()?;
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, converted.manifest, converted.manifest_size, &[]);
     store.write_ref(name, &descriptor)?;
     Ok(converted)
@@ -315,7 +318,10 @@ impl<'c> Stack<'c> {
     fn recall(&self, key: &str) -> Result<Option<Record>, LayerError> {
         let Some(bytes) = self.store.record(key)? else { return Ok(None) };
         match serde_json::from_slice::<Record>(&bytes) {
-            Ok(record) if record.is_in(self.store) => Ok(Some(record)),
+            Ok(record) if record.is_in(self.store) => {
+                record.renew(self.store)?;
+                Ok(Some(record))
+            }
             Ok(_) => Ok(None),
             Err(e) => {
                 tracing::warn!("record {key} cannot be read, the layer is converted again: {e}");

@@ -1,19 +1,30 @@
-//! Blobs by digest.
+//! Blobs by digest, wherever they are.
 //!
-//! [`digest`] is the one name for content in the workspace; [`store_dir`] is a store that is a directory (a local
-//! disk or a mounted 3FS): immutable blobs, and refs that are replaced by rename.
+//! [`digest`] is the one name for content in the workspace. [`store`] is what programs use: a place for blobs, refs and
+//! records, given by a [`location`]. It stands on [`blob_store`], the contract of every place for blobs, with its
+//! backends and decorators; on [`names`], small objects that change; and on [`store_dir`], a directory on a local disk
+//! or a mounted 3FS. [`lease`] says who is writing.
 
 pub mod blob_store;
 pub mod digest;
+mod host;
+pub mod lease;
+pub mod location;
+pub mod names;
 pub mod refname;
 pub mod store;
 pub mod store_dir;
+#[cfg(feature = "testing")]
+pub mod testing;
 
+pub use blob_store::metered::Meter;
 pub use blob_store::{BlobError, BlobStore, Body, Listed, Stat};
 pub use digest::{Digest, DigestError, Hasher};
+pub use lease::LeaseInfo;
+pub use location::{LocationError, StoreLocation};
 pub use refname::{RefName, RefNameError};
-pub use store::Store;
-pub use store_dir::{Published, Staged, StoreDir, StoreError, Swept};
+pub use store::{Lease, Staged, Store, StoreOptions};
+pub use store_dir::{Published, Rules, StoreDir, StoreError, Swept};
 
 /// Compiles the example in the README.
 #[cfg(doctest)]

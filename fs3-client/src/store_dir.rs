@@ -4,6 +4,7 @@
 //! blobs/sha256/<hex>      immutable: metadata images, data blobs, manifests, configs
 //! refs/<name>/<tag>       a descriptor, replaced by rename; `/` in the name is written `+`
 //! converted/<key>         notes of a converter on what it has finished, so that it need not do it again
+//! leases/<id>             who is writing
 //! tmp/                    files that are being written, each locked by its writer
 //! ```
 //!
@@ -11,44 +12,77 @@
 //! crash at any instant leaves the whole file or none, and a leftover in `tmp/` for [`StoreDir::sweep`].
 //! All of it is safe between any number of threads and processes.
 
+mod blobs;
 mod error;
+mod leases;
+mod objects;
 mod refs;
+mod rules;
 mod staged;
+mod sweep;
 mod writeback;
 
 pub use error::StoreError;
-pub use staged::{Published, Staged, Swept};
+pub(crate) use leases::HeldFile;
+pub(crate) use refs::ref_bytes;
+pub use rules::Rules;
+pub use staged::{Published, Staged};
+pub use sweep::Swept;
 
 use crate::Digest;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 /// Longest record in bytes.
 const RECORD_MAX: u64 = 16 << 20;
 /// Longest blob that is read whole (a manifest, a config) in bytes.
-const WHOLE_BLOB_MAX: u64 = 64 << 20;
+pub(crate) const WHOLE_BLOB_MAX: u64 = 64 << 20;
 
 /// A store that is a directory.
 #[derive(Debug, Clone)]
 pub struct StoreDir {
     root: PathBuf,
+    rules: Rules,
+}
+
+/// As one names it on a command line.
+impl fmt::Display for StoreDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.rules == Rules::Fs3 { "3fs:" } else { "" };
+        write!(f, "{scheme}{}", self.root.display())
+    }
 }
 
 impl StoreDir {
     /// Opens the store at `path`, making it (and the directories above it) where it does not exist. Harmless on an
-    /// existing store, and when several do it at once.
+    /// existing store, and when several do it at once. The rules are those of the file system ([`Rules::of`]).
     ///
     /// # Errors
     /// What the system says.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
-        let store = Self { root: absolute(path)? };
+        let mut store = Self { root: absolute(path)?, rules: Rules::Posix };
         for dir in [store.blobs(), store.refs(), store.tmp(), store.converted()] {
             fs::create_dir_all(&dir).map_err(|e| StoreError::io("create", &dir, e))?;
         }
         sync_dir(&store.root.join("blobs"))?;
         sync_dir(&store.root)?;
+        store.rules = Rules::of(&store.root);
         Ok(store)
+    }
+
+    /// The same store under other rules.
+    #[must_use]
+    pub fn with_rules(self, rules: Rules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// The rules that it keeps.
+    #[must_use]
+    pub const fn rules(&self) -> Rules {
+        self.rules
     }
 
     /// Opens the store at `path`.
@@ -56,7 +90,8 @@ impl StoreDir {
     /// # Errors
     /// [`StoreError::NotAStore`] when there is none, or what the system says.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let store = Self { root: absolute(path)? };
+        let root = absolute(path)?;
+        let store = Self { rules: Rules::of(&root), root };
         for (dir, missing) in
             [(store.root.clone(), "the directory itself"), (store.blobs(), "blobs/sha256"), (store.refs(), "refs")]
         {
@@ -134,7 +169,9 @@ impl StoreDir {
         if !meta.is_file() {
             return Err(not_a_file(digest, path));
         }
-        if meta.len() != size {
+        // Another node's length may be old on 3FS: then whether the last byte is there tells.
+        let old = self.rules == Rules::Fs3 && meta.len() < size && file.read_exact_at(&mut [0], size - 1).is_ok();
+        if meta.len() != size && !old {
             let what = format!("it has {} bytes where {size} are expected", meta.len());
             return Err(StoreError::Corrupt { digest: *digest, path, what });
         }
@@ -185,7 +222,7 @@ impl StoreDir {
     }
 
     fn record_path(&self, key: &str) -> Result<PathBuf, StoreError> {
-        if key.len() == 64 && key.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+        if is_record_key(key) {
             Ok(self.converted().join(key))
         } else {
             Err(StoreError::BadKey { key: key.chars().take(200).collect() })
@@ -206,14 +243,14 @@ impl StoreDir {
     /// # Errors
     /// [`StoreError::BadKey`], or what the system says; the old record stays then.
     pub fn write_record(&self, key: &str, bytes: &[u8]) -> Result<(), StoreError> {
-        let path = self.record_path(key)?;
-        let dir = self.converted();
-        let mut staged = self.stage("record")?;
-        (&*staged).write_all(bytes).map_err(|e| StoreError::io("write", staged.path(), e))?;
-        fs::create_dir_all(&dir).map_err(|e| StoreError::io("create", &dir, e))?;
-        staged.rename_to(&path)?;
-        sync_dir(&dir)
+        self.write_small(&self.record_path(key)?, "record", bytes, false)?;
+        Ok(())
     }
+}
+
+/// Whether `key` can be a record's.
+pub(crate) fn is_record_key(key: &str) -> bool {
+    key.len() == 64 && key.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, StoreError> {

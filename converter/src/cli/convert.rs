@@ -1,6 +1,6 @@
 //! `dsec-convert convert`.
 
-use super::output;
+use super::{output, store_parser};
 use clap::Args as ClapArgs;
 use converter::convert::{Converted, Request, convert_as};
 use converter::entry::Warning;
@@ -8,12 +8,11 @@ use converter::layer::{BlobRef, Counts, Options, TableRef};
 use converter::manifest::OverlayXattrs;
 use converter::progress::{Progress, Silent};
 use converter::source::{Platform, SourceRef};
-use fs3_client::{Digest, RefName, Store};
+use fs3_client::{Digest, RefName, Store, StoreLocation, StoreOptions};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::io::{self, IsTerminal as _, Write};
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -27,9 +26,16 @@ pub(super) struct Args {
                   layer; `-` reads standard input), dir:PATH (one layer)"
     )]
     source: SourceRef,
-    /// The store to put it in; made if it is not there
-    #[arg(long, value_name = "DIR")]
-    store: PathBuf,
+    /// The store to put it in.
+    #[arg(
+        long,
+        value_name = "STORE",
+        help = "The store to put it in, made if it is not there: a directory, 3fs:PATH, or s3://BUCKET/PREFIX (the \
+                  bucket is not made; its endpoint and keys come from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, \
+                  AWS_SECRET_ACCESS_KEY and so on)",
+        value_parser = store_parser()
+    )]
+    store: StoreLocation,
     /// What the image is called there; `:latest` if no tag is given
     #[arg(long, value_name = "NAME:TAG")]
     name: RefName,
@@ -63,7 +69,7 @@ pub(super) struct Args {
 /// Runs `convert`.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let store = Store::create(&args.store)?;
+    let store = Store::create_at(&args.store, &StoreOptions::from_env(&args.store.to_string()))?;
     store.sweep()?;
     let request = Request {
         source: args.source.clone(),

@@ -1,7 +1,7 @@
 //! `dsec-convert inspect`.
 
 use super::output::{self, Out, print};
-use super::{Found, find_image, open_store, tree};
+use super::{Found, find_image, open_store, store_parser, tree};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap::error::ErrorKind;
@@ -9,18 +9,18 @@ use converter::entry::printable;
 use converter::erofs::read::Image;
 use converter::manifest::{Layer, OverlayXattrs, annotation};
 use converter::read_at::ReadAt;
+use fs3_client::StoreLocation;
 use oci_spec::image::Descriptor;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// A store (with NAME:TAG), or the file of an EROFS image
-    #[arg(value_name = "STORE|FILE")]
-    path: PathBuf,
+    #[arg(value_name = "STORE|FILE", value_parser = store_parser())]
+    path: StoreLocation,
     /// The image in the store
     #[arg(value_name = "NAME:TAG")]
     name: Option<String>,
@@ -48,14 +48,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             }
             Ok(())
         }
-        None if args.path.is_dir() => {
-            let mut command = super::Cli::command();
-            let what = format!("{} is a directory: name the image in it as NAME:TAG", args.path.display());
-            command.error(ErrorKind::MissingRequiredArgument, what).exit()
-        }
         None => {
-            let name = args.path.display().to_string();
-            let file = File::open(&args.path).with_context(|| format!("cannot open {name}"))?;
+            let (name, mut command) = (args.path.to_string(), super::Cli::command());
+            let path = match &args.path {
+                StoreLocation::Dir(path) if path.is_dir() => {
+                    let what = format!("{name} is a directory: name the image in it as NAME:TAG");
+                    command.error(ErrorKind::MissingRequiredArgument, what).exit()
+                }
+                StoreLocation::Dir(path) => path,
+                _ => {
+                    let what = format!("{name} is a store: name the image in it as NAME:TAG");
+                    command.error(ErrorKind::MissingRequiredArgument, what).exit()
+                }
+            };
+            let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
             let image = Image::open(file).with_context(|| name.clone())?;
             let summary = Summary::of(&image).with_context(|| name.clone())?;
             print(

@@ -1,15 +1,16 @@
 //! `dsec-convert list`.
 
 use super::output::{self, print};
-use super::{load_manifest, open_store};
+use super::{STORE_HELP, load_manifest, open_store, store_parser};
+use fs3_client::StoreLocation;
 use oci_spec::image::Descriptor;
-use std::path::PathBuf;
 
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The store
-    store: PathBuf,
+    /// The store.
+    #[arg(help = STORE_HELP, value_parser = store_parser())]
+    store: StoreLocation,
     /// Print one JSON document
     #[arg(long)]
     json: bool,

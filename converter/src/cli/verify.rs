@@ -1,17 +1,18 @@
 //! `dsec-convert verify`.
 
 use super::output::{self, print};
-use super::{Corrupt, find_image, open_store};
+use super::{Corrupt, STORE_HELP, find_image, open_store, store_parser};
 use converter::verify::{Problem, Progress, verify};
+use fs3_client::StoreLocation;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write as _;
-use std::path::PathBuf;
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The store
-    store: PathBuf,
+    /// The store.
+    #[arg(help = STORE_HELP, value_parser = store_parser())]
+    store: StoreLocation,
     /// The image
     #[arg(value_name = "NAME:TAG")]
     name: String,
@@ -24,7 +25,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let store = open_store(&args.store)?;
+    // What is to be checked is the store, not the local copies of what it once had.
+    let store = open_store(&args.store)?.without_old_copies();
     let found = find_image(&store, &args.name)?;
     let bar = ProgressBar::new(0).with_style(
         ProgressStyle::with_template("{bytes:>10} of {total_bytes} {wide_bar} {bytes_per_sec}, {eta} left")

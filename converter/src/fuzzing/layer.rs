@@ -45,7 +45,11 @@ fn run(source: &Path, store: &Path) -> Result<Record, String> {
     let converted = match outcome {
         Ok(converted) => converted,
         Err(e) => {
-            assert_eq!(names(&store.root().join("blobs/sha256")), 0, "a refused layer left a blob");
+            assert_eq!(
+                names(&store.local_dir().unwrap().root().join("blobs/sha256")),
+                0,
+                "a refused layer left a blob"
+            );
             return Err(e.to_string());
         }
     };

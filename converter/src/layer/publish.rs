@@ -193,4 +193,16 @@ impl Record {
         let here = |blob: &BlobRef| store.blob_size(&blob.digest).is_ok_and(|size| size == Some(blob.size));
         here(&self.metadata) && self.data.iter().all(here) && self.chunk_tables.iter().all(|t| here(&t.blob))
     }
+
+    /// Makes the ages of all blobs start anew: they are relied upon from now.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub fn renew(&self, store: &Store) -> Result<(), LayerError> {
+        let blobs = std::iter::once(&self.metadata).chain(&self.data).chain(&self.chunk_table);
+        for blob in blobs {
+            store.renew(&blob.digest)?;
+        }
+        Ok(())
+    }
 }

@@ -45,7 +45,7 @@ fn whats(report: &Report) -> Vec<String> {
 }
 
 fn path_of(store: &Store, blob: &Descriptor) -> std::path::PathBuf {
-    store.blob_path(&digest_of(blob).unwrap())
+    store.local_dir().unwrap().blob_path(&digest_of(blob).unwrap())
 }
 
 /// Writes `bytes` over a blob, whatever its permissions.

@@ -60,7 +60,7 @@ fn o12_fifty_programs_and_a_cleaner() {
     });
     assert!(rounds > 50, "only {rounds} rounds");
     place.store.sweep().unwrap();
-    assert_eq!(std::fs::read_dir(place.store.root().join("tmp")).unwrap().count(), 0, "leftovers");
+    assert_eq!(std::fs::read_dir(place.store.local_dir().unwrap().root().join("tmp")).unwrap().count(), 0, "leftovers");
     // What is missing now is only names: all layers are there, and whole.
     for n in 0..50 {
         let report = crate::support_tar::report(&start(&place, n).wait_with_output().unwrap());

@@ -87,7 +87,7 @@ fn t04_cut_in_the_middle_of_a_member() {
     // On a pipe, by the program.
     let mut child = Command::new(env!("CARGO_BIN_EXE_dsec-convert"))
         .args(["convert", "tar:-", "--name", "a:1", "--quiet", "--store"])
-        .arg(place.store.root())
+        .arg(place.store.local_dir().unwrap().root())
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -498,7 +498,7 @@ fn privileged_t16_a_megabyte_of_pax_in_small_reads() {
     assert_shows(&place.only_layer(&whole), [file("a", "1"), file("b", "2")]);
     let mut child = Command::new(env!("CARGO_BIN_EXE_dsec-convert"))
         .args(["convert", "tar:-", "--name", "a:1", "--json", "--store"])
-        .arg(place.store.root())
+        .arg(place.store.local_dir().unwrap().root())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

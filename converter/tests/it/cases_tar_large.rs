@@ -91,7 +91,9 @@ fn privileged_t15_t06_eight_gigabytes_of_stream() {
 /// What the kernel shows of a reported image's only layer.
 fn mounted(place: &Place, report: &serde_json::Value) -> Snapshot {
     let layer = &report["layers"][0];
-    let blob = |value: &serde_json::Value| place.store.blob_path(&value["digest"].as_str().unwrap().parse().unwrap());
+    let blob = |value: &serde_json::Value| {
+        place.store.local_dir().unwrap().blob_path(&value["digest"].as_str().unwrap().parse().unwrap())
+    };
     let (image, data) = (blob(&layer["metadata"]), blob(&layer["data"][0]));
     mounts::fsck(&image, &[&data]).unwrap();
     let mounted = mounts::erofs(&image, &[&data]).unwrap();

@@ -6,7 +6,9 @@ use std::process::Child;
 
 /// Starts all, then waits for all; returns what each reported.
 fn all(place: &Place, runs: &[(String, String)]) -> Vec<serde_json::Value> {
-    let start = |(source, name): &(String, String)| convert(source, place.store.root(), name).spawn().unwrap();
+    let start = |(source, name): &(String, String)| {
+        convert(source, place.store.local_dir().unwrap().root(), name).spawn().unwrap()
+    };
     let children: Vec<Child> = runs.iter().map(start).collect();
     children.into_iter().map(|child| report(&child.wait_with_output().unwrap())).collect()
 }
@@ -16,7 +18,7 @@ fn converters_of_one_image() {
     let place = Place::new();
     let source = place.layout(&layers(20, 80));
     let alone = Place::new();
-    let expected = run(&mut convert(&source, alone.store.root(), "a:b"));
+    let expected = run(&mut convert(&source, alone.store.local_dir().unwrap().root(), "a:b"));
     for count in [2, 8] {
         let place = Place::new();
         let name = |n| if n % 2 == 0 { "a:b".to_owned() } else { format!("n:{n}") };
@@ -40,7 +42,8 @@ fn converters_of_several_images() {
         })
         .collect();
     let serial = Place::new();
-    let expected: Vec<_> = sources.iter().map(|(_, s)| run(&mut convert(s, serial.store.root(), "a:b"))).collect();
+    let expected: Vec<_> =
+        sources.iter().map(|(_, s)| run(&mut convert(s, serial.store.local_dir().unwrap().root(), "a:b"))).collect();
     let place = Place::new();
     let runs: Vec<_> = (0..8).map(|n| (sources[n % 4].1.clone(), format!("image{}:{n}", n % 4))).collect();
     for round in 0..2 {

@@ -21,12 +21,12 @@ fn reused(report: &serde_json::Value) -> usize {
 }
 
 fn records(store: &Store) -> usize {
-    list(&store.root().join("converted")).len()
+    list(&store.local_dir().unwrap().root().join("converted")).len()
 }
 
 /// One converter of many in the same store: each has its own limit for inline files, so all its layers are new.
 fn attempt(source: &str, store: &Store, inline_max: u64) -> Command {
-    let mut command = convert(source, store.root(), &format!("killed:{inline_max}"));
+    let mut command = convert(source, store.local_dir().unwrap().root(), &format!("killed:{inline_max}"));
     command.arg("--inline-max").arg(inline_max.to_string());
     command
 }
@@ -84,7 +84,7 @@ fn interrupted_and_terminated() {
     let place = Place::new();
     let source = place.layout(&layers(5, 200));
     for (name, number) in [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1)] {
-        let mut child = convert(&source, place.store.root(), "a:b").spawn().unwrap();
+        let mut child = convert(&source, place.store.local_dir().unwrap().root(), "a:b").spawn().unwrap();
         std::thread::sleep(Duration::from_millis(30));
         signal(&child, name);
         let status = child.wait().unwrap();
@@ -93,7 +93,7 @@ fn interrupted_and_terminated() {
         assert_eq!(place.store.list_refs().unwrap().len(), 0);
         Hashed::all(&place.store);
     }
-    run(&mut convert(&source, place.store.root(), "a:b"));
+    run(&mut convert(&source, place.store.local_dir().unwrap().root(), "a:b"));
     assert_eq!(list(&place.store.scratch()), [""; 0]);
 }
 
@@ -133,7 +133,7 @@ fn privileged_no_space() {
         assert!(failures > 3, "{failures} runs had too little room");
         assert!(reused(&report) > 0, "a layer that was finished is not made again: {report}");
         let store = Store::open(&root).unwrap();
-        let expected = run(&mut convert(&source, place.store.root(), "a:b"));
+        let expected = run(&mut convert(&source, place.store.local_dir().unwrap().root(), "a:b"));
         assert_eq!(report["manifest"], expected["manifest"]);
         Hashed::all(&store);
     });

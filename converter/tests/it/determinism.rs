@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// The blobs of a fresh store after a run of `command(store)`.
 fn blobs(command: impl FnOnce(&Path) -> Command) -> Vec<String> {
     let place = Place::new();
-    run(&mut command(place.store.root()));
+    run(&mut command(place.store.local_dir().unwrap().root()));
     let names = Hashed::all(&place.store).names().into_iter().map(ToOwned::to_owned).collect();
     assert_eq!(list(&place.store.scratch()), [""; 0]);
     names
@@ -57,7 +57,8 @@ fn pieces_do_not_show() {
         let expected = blobs(|store| convert(&format!("tar:{}", file.display()), store, "a:b"));
         for pieces in [&[1, 511, 513][..], &[65_536, 1, 4095], &[300_007], &[7, 262_144, 262_143]] {
             let place = Place::new();
-            let mut child = convert("tar:-", place.store.root(), "a:b").stdin(Stdio::piped()).spawn().unwrap();
+            let mut child =
+                convert("tar:-", place.store.local_dir().unwrap().root(), "a:b").stdin(Stdio::piped()).spawn().unwrap();
             let mut stdin = child.stdin.take().unwrap();
             let mut rest = &bytes[..];
             // Odd pieces for the first megabyte, then whole ones: a pipe that is fed by single bytes takes long.
@@ -92,7 +93,8 @@ fn the_order_of_entries_does_not_show() {
         let file = place.path(format!("{rotation}.tar"));
         std::fs::write(&file, fixtures::tar::build(&script)).unwrap();
         let store = Place::new();
-        let report = run(&mut convert(&format!("tar:{}", file.display()), store.store.root(), "a:b"));
+        let report =
+            run(&mut convert(&format!("tar:{}", file.display()), store.store.local_dir().unwrap().root(), "a:b"));
         let layer = &report["layers"][0];
         all.push(vec![layer["metadata"].to_string(), layer["data"].to_string()]);
     }

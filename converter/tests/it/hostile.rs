@@ -42,7 +42,7 @@ impl Trap {
     }
 
     fn command(&self, source: &str) -> Command {
-        let mut command = convert(source, self.place.store.root(), "a:b");
+        let mut command = convert(source, self.place.store.local_dir().unwrap().root(), "a:b");
         command.current_dir(self.place.path("around/work")).env("TMPDIR", self.place.path("around/tmp"));
         command.env("HOME", self.place.path("around"));
         command

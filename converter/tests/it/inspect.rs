@@ -35,7 +35,7 @@ impl Case {
             jobs: 1,
         };
         let image = convert_as(&"team/app:1".parse().unwrap(), &request, &store, &Silent).unwrap().image;
-        let path_of = |blob| store.blob_path(&digest_of(blob).unwrap());
+        let path_of = |blob| store.local_dir().unwrap().blob_path(&digest_of(blob).unwrap());
         let layer = &image.layers[0];
         Self { metadata: path_of(&layer.metadata), data: path_of(&layer.data[0]), store: path, _work: work }
     }

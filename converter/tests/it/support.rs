@@ -63,9 +63,10 @@ impl Place {
 
     /// Mounts a layer as the kernel sees it alone.
     pub(crate) fn mount(&self, record: &Record) -> Mounted {
-        let devices: Vec<PathBuf> = record.data.iter().map(|blob| self.store.blob_path(&blob.digest)).collect();
+        let devices: Vec<PathBuf> =
+            record.data.iter().map(|blob| self.store.local_dir().unwrap().blob_path(&blob.digest)).collect();
         let devices: Vec<&Path> = devices.iter().map(PathBuf::as_path).collect();
-        mounts::erofs(&self.store.blob_path(&record.metadata.digest), &devices).unwrap()
+        mounts::erofs(&self.store.local_dir().unwrap().blob_path(&record.metadata.digest), &devices).unwrap()
     }
 
     /// Mounts all layers, and the overlay over them; what is returned must live as long as the overlay is looked at.
@@ -108,9 +109,10 @@ fn judge(store: &Store, record: &Record) {
     let (image, _) = open(store, record);
     let devices: Vec<DeviceInfo> = record.data.iter().map(|b| DeviceInfo { blocks: b.size / 4096 }).collect();
     assert_eq!(check(&image, &devices), []);
-    let paths: Vec<PathBuf> = record.data.iter().map(|blob| store.blob_path(&blob.digest)).collect();
+    let paths: Vec<PathBuf> =
+        record.data.iter().map(|blob| store.local_dir().unwrap().blob_path(&blob.digest)).collect();
     let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
-    mounts::fsck(&store.blob_path(&record.metadata.digest), &paths).unwrap();
+    mounts::fsck(&store.local_dir().unwrap().blob_path(&record.metadata.digest), &paths).unwrap();
 }
 
 /// What our reader tells of a layer that differs from what the kernel's mount shows.
@@ -188,10 +190,10 @@ impl Hashed {
     /// Asserts that every blob of the store is what its name says, and every ref a whole and sound image. Neither
     /// changes, so what was seen before is not looked at again.
     pub(crate) fn assert_sound(&mut self, store: &Store) {
-        for entry in fs::read_dir(store.root().join("blobs/sha256")).unwrap() {
+        for entry in fs::read_dir(store.local_dir().unwrap().root().join("blobs/sha256")).unwrap() {
             let name = entry.unwrap().file_name().into_string().expect("a digest");
             if !self.0.contains(&name) {
-                let bytes = fs::read(store.root().join("blobs/sha256").join(&name)).unwrap();
+                let bytes = fs::read(store.local_dir().unwrap().root().join("blobs/sha256").join(&name)).unwrap();
                 let digest = Digest::of(&bytes);
                 assert_eq!(digest.hex(), name, "a blob of {} bytes is not what its name says", bytes.len());
                 self.0.insert(name);

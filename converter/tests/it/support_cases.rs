@@ -136,8 +136,8 @@ pub(crate) fn convert_into(
 }
 
 fn blobs(store: &Store, record: &Record) -> (PathBuf, Vec<PathBuf>) {
-    let data = record.data.iter().map(|blob| store.blob_path(&blob.digest));
-    (store.blob_path(&record.metadata.digest), data.collect())
+    let data = record.data.iter().map(|blob| store.local_dir().unwrap().blob_path(&blob.digest));
+    (store.local_dir().unwrap().blob_path(&record.metadata.digest), data.collect())
 }
 
 fn mount_one(store: &Store, record: &Record) -> Mounted {

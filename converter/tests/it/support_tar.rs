@@ -80,7 +80,7 @@ impl Place {
     pub(crate) fn contents(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for part in ["blobs", "refs", "tmp"] {
-            files(&self.store.root().join(part), &mut found);
+            files(&self.store.local_dir().unwrap().root().join(part), &mut found);
         }
         found.sort();
         found
@@ -136,8 +136,9 @@ impl Place {
 
     /// Checks a layer's image with fsck.erofs and mounts it.
     pub(crate) fn mount_layer(&self, layer: &ConvertedLayer) -> Mounted {
-        let image = self.store.blob_path(&layer.record.metadata.digest);
-        let data: Vec<PathBuf> = layer.record.data.iter().map(|blob| self.store.blob_path(&blob.digest)).collect();
+        let image = self.store.local_dir().unwrap().blob_path(&layer.record.metadata.digest);
+        let data: Vec<PathBuf> =
+            layer.record.data.iter().map(|blob| self.store.local_dir().unwrap().blob_path(&blob.digest)).collect();
         let data: Vec<&Path> = data.iter().map(PathBuf::as_path).collect();
         mounts::fsck(&image, &data).unwrap();
         mounts::erofs(&image, &data).unwrap()

@@ -1,6 +1,6 @@
 //! What can go wrong with a store that is a directory.
 
-use crate::{Digest, RefName};
+use crate::{BlobError, Digest, RefName};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ pub enum StoreError {
     /// The path is not a store: the caller named the wrong one, or has not made it yet.
     #[error("{} is not a store: {missing} is missing", path.display())]
     NotAStore {
-        /// What was opened.
+        /// What was opened; for a store that is no directory, its address.
         path: PathBuf,
         /// The first thing that a store has and it lacks.
         missing: &'static str,
@@ -20,7 +20,7 @@ pub enum StoreError {
     Missing {
         /// Which blob.
         digest: Digest,
-        /// Where it would be.
+        /// Where it would be; for a store that is no directory, the object's address.
         path: PathBuf,
     },
     /// The store has the blob, but with other contents than its name promises.
@@ -28,7 +28,7 @@ pub enum StoreError {
     Corrupt {
         /// Which blob.
         digest: Digest,
-        /// Where it is.
+        /// Where it is; for a store that is no directory, the object's address.
         path: PathBuf,
         /// How one can tell.
         what: String,
@@ -44,12 +44,12 @@ pub enum StoreError {
         expected: u64,
     },
     /// No such ref.
-    #[error("{name} is not in the store {}", store.display())]
+    #[error("{name} is not in the store {store}")]
     NoSuchRef {
         /// What was asked for.
         name: RefName,
-        /// The store's directory.
-        store: PathBuf,
+        /// The store, as one names it on a command line.
+        store: String,
     },
     /// A ref's file is not a descriptor.
     #[error("{} is not a ref: {source}", path.display())]
@@ -85,6 +85,33 @@ pub enum StoreError {
         /// `ENOSPC` or `EDQUOT`.
         source: io::Error,
     },
+    /// A backend that is no directory failed.
+    #[error(transparent)]
+    Blob(#[from] BlobError),
+    /// Others changed the ref each time it was to be replaced.
+    #[error("{name} was not written: others changed it each of {attempts} times")]
+    Contended {
+        /// The ref.
+        name: RefName,
+        /// How often it was tried.
+        attempts: u32,
+    },
+    /// A lease could not be kept, so what depends on it may be gone.
+    #[error("the lease on {store} was lost ({why}): what this run relied on may have been removed meanwhile")]
+    LeaseLost {
+        /// The store.
+        store: String,
+        /// How.
+        why: String,
+    },
+    /// There is no directory for local copies.
+    #[error("no local directory for {store}: {why}")]
+    NoLocalDirectory {
+        /// The store.
+        store: String,
+        /// What is missing.
+        why: &'static str,
+    },
     /// The operating system refused.
     #[error("cannot {op} {}: {source}", path.display())]
     Io {
@@ -113,6 +140,27 @@ impl StoreError {
     /// Whether the store holds bytes that it should not (as opposed to lacking some, or the system failing).
     #[must_use]
     pub fn is_corrupt(&self) -> bool {
-        matches!(self, Self::Corrupt { .. } | Self::BadRef { .. })
+        match self {
+            Self::Corrupt { .. } | Self::BadRef { .. } => true,
+            Self::Blob(error) => error.is_corrupt(),
+            _ => false,
+        }
+    }
+
+    /// The same as a backend tells it.
+    #[must_use]
+    pub(crate) fn into_blob_error(self, place: &str, op: &'static str, what: &str) -> BlobError {
+        let (place, what) = (place.to_owned(), what.to_owned());
+        match self {
+            Self::Blob(error) => error,
+            Self::Missing { .. } => BlobError::NotFound { what, place },
+            Self::Io { source, op, .. } | Self::NoSpace { source, op, .. } => {
+                BlobError::Local { place, op, what, source }
+            }
+            error @ (Self::Corrupt { .. } | Self::ShortStage { .. } | Self::TooLarge { .. }) => {
+                BlobError::Corrupt { place, what, how: error.to_string() }
+            }
+            error => BlobError::Refused { place, op, what, source: Box::new(error) },
+        }
     }
 }

@@ -4,11 +4,17 @@ use super::{StoreDir, StoreError, read_small, sync_dir};
 use crate::RefName;
 use oci_spec::image::Descriptor;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
 
 /// Longest ref file in bytes; a descriptor has a few hundred.
 const REF_MAX: u64 = 64 << 10;
+
+/// What is written for a ref. Through `Value`, whose maps are sorted: the same descriptor gives the same bytes.
+pub(crate) fn ref_bytes(descriptor: &Descriptor) -> Vec<u8> {
+    let value = serde_json::to_value(descriptor).expect("a descriptor always serialises");
+    format!("{value}\n").into_bytes()
+}
 
 impl StoreDir {
     fn ref_path(&self, name: &RefName) -> PathBuf {
@@ -19,37 +25,9 @@ impl StoreDir {
     ///
     /// # Errors
     /// What the system says; the ref is then as it was before, or the new one.
-    ///
-    /// # Panics
-    /// Never: a descriptor always serialises.
     pub fn write_ref(&self, name: &RefName, descriptor: &Descriptor) -> Result<(), StoreError> {
-        // Through `Value`, whose maps are sorted: the same descriptor gives the same bytes.
-        let value = serde_json::to_value(descriptor).expect("a descriptor always serialises");
-        let mut staged = self.stage("ref")?;
-        (&*staged).write_all(format!("{value}\n").as_bytes()).map_err(|e| StoreError::io("write", staged.path(), e))?;
-        let path = self.ref_path(name);
-        let dir = path.parent().expect("a ref has a directory").to_owned();
-        // `remove_ref` may take the directory away between the two steps, as often as it likes.
-        loop {
-            match fs::create_dir_all(&dir) {
-                Ok(()) => {}
-                // It was there when it was to be made, and gone when that was looked at.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && fs::symlink_metadata(&dir).is_err() => continue,
-                Err(_) if dir.is_dir() => {}
-                Err(e) => return Err(StoreError::io("create", &dir, e)),
-            }
-            match staged.rename_to(&path) {
-                Err(StoreError::Io { source, .. })
-                    if source.kind() == io::ErrorKind::NotFound && staged.path().exists() => {}
-                done => break done?,
-            }
-        }
-        match sync_dir(&dir) {
-            // Removed again meanwhile.
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            done => done?,
-        }
-        sync_dir(&self.refs())
+        self.write_small(&self.ref_path(name), "ref", &ref_bytes(descriptor), false)?;
+        Ok(())
     }
 
     /// What `name` points at.
@@ -58,7 +36,7 @@ impl StoreDir {
     /// [`StoreError::NoSuchRef`]; [`StoreError::BadRef`] when the file is not a descriptor; what the system says.
     pub fn read_ref(&self, name: &RefName) -> Result<Descriptor, StoreError> {
         let path = self.ref_path(name);
-        let no_such = || StoreError::NoSuchRef { name: name.clone(), store: self.root().to_owned() };
+        let no_such = || StoreError::NoSuchRef { name: name.clone(), store: self.to_string() };
         let bytes = read_small(&path, REF_MAX)?.ok_or_else(no_such)?;
         serde_json::from_slice(&bytes).map_err(|source| StoreError::BadRef { path, source })
     }
@@ -109,7 +87,7 @@ impl StoreDir {
         match fs::remove_file(&path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(StoreError::NoSuchRef { name: name.clone(), store: self.root().to_owned() });
+                return Err(StoreError::NoSuchRef { name: name.clone(), store: self.to_string() });
             }
             Err(e) => return Err(StoreError::io("remove", &path, e)),
         }

@@ -1,20 +1,21 @@
 //! Files on their way into the store, and what is left of them when their writer dies.
 //!
-//! A staged file is `tmp/<boot>.<pid>.<counter>.<purpose>`, and its writer holds it locked (`flock`). The kernel drops
-//! the lock with the process, however it ends, so a file of this boot that can be locked has no writer any more.
-//! Locks do not tell anything about writers on other machines that share the store; `<boot>` does, and a sweep leaves
-//! their files alone.
+//! A staged file is `tmp/<boot>-<machine>.<pid>.<counter>.<purpose>`, and its writer holds it locked (`flock`). The
+//! kernel drops the lock with the process, however it ends; [`super::sweep`] has the rules by which a file has no writer
+//! any more.
 
-use super::{StoreDir, StoreError};
-use crate::Digest;
+use super::writeback;
+use super::{Rules, StoreDir, StoreError};
+use crate::host;
+use crate::{Digest, Hasher};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::ops::Deref;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+
+/// Bytes that are read at once to verify what was written.
+const VERIFY: usize = 1 << 20;
 
 /// A new file that is in the store under no final name yet. It derefs to the [`File`], open for reading and writing.
 ///
@@ -39,51 +40,8 @@ pub struct Published {
     pub existed: bool,
 }
 
-/// What a [`StoreDir::sweep`] found in `tmp/`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Leftovers removed.
-    pub removed: usize,
-    /// Files whose writer lives.
-    pub alive: usize,
-    /// Files of other machines or earlier boots, and names that no writer of ours makes: left alone.
-    pub foreign: usize,
-}
-
-/// Names this boot of this machine: the start of the kernel's random boot id.
-///
-/// Where the kernel tells none, nothing can be told apart: then the process stands for itself, and its sweeps remove
-/// only what it left itself.
-fn boot() -> &'static str {
-    static BOOT: OnceLock<String> = OnceLock::new();
-    BOOT.get_or_init(|| {
-        let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let hex: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
-        if hex.len() == 16 { hex } else { format!("p{}-{}", std::process::id(), start()) }
-    })
-}
-
-/// Nanoseconds of the clock when the process first asked. Process ids are used again, and this keeps two processes
-/// that had the same one from ever making the same name.
-fn start() -> u64 {
-    static START: OnceLock<u64> = OnceLock::new();
-    *START.get_or_init(|| {
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| {
-            since.as_secs().wrapping_mul(1_000_000_000).wrapping_add(u64::from(since.subsec_nanos()))
-        })
-    })
-}
-
-fn next_name(purpose: &str) -> String {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let counter = start().wrapping_add(COUNTER.fetch_add(1, Ordering::Relaxed));
-    let purpose: String =
-        purpose.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).take(32).collect();
-    format!("{}.{}.{counter:x}.{purpose}", boot(), std::process::id())
-}
-
 /// Whether the file system has no locks (some network file systems, and NFS without its lock daemon).
-fn no_locks_here(error: &io::Error) -> bool {
+pub(super) fn no_locks_here(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK))
 }
@@ -92,7 +50,7 @@ impl Staged {
     pub(super) fn new(store: &StoreDir, purpose: &str) -> Result<Self, StoreError> {
         let tmp = store.tmp();
         loop {
-            let path = tmp.join(next_name(purpose));
+            let path = tmp.join(host::new_name(purpose));
             // Read-only for everybody from the start, our handle excepted: what is published never changes.
             let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o444).open(&path);
             let file = match opened {
@@ -106,7 +64,12 @@ impl Staged {
                 Err(e) => return Err(StoreError::io("create", &path, e)),
             };
             let mut staged = Self { file, path, store: store.clone(), linked: true };
-            match staged.file.try_lock() {
+            // On 3FS the file is verified through a second handle, which has to be locked before the first is closed.
+            let locked = match store.rules() {
+                Rules::Posix => staged.file.try_lock(),
+                Rules::Fs3 => staged.file.try_lock_shared(),
+            };
+            match locked {
                 Ok(()) => {}
                 // A sweep came between the two calls, and unlinks the file now.
                 Err(TryLockError::WouldBlock) => {
@@ -135,7 +98,7 @@ impl Staged {
     /// Lets the kernel begin to write `len` bytes from `offset` to disk, without waiting: [`Staged::publish`] has to
     /// wait for all that is not there yet.
     pub fn begin_writeback(&self, offset: u64, len: u64) {
-        super::writeback::begin(&self.file, offset, len);
+        writeback::begin(&self.file, offset, len);
     }
 
     /// Gives the file its final name, after it is on disk; when the store has the blob already, ours is dropped.
@@ -154,21 +117,70 @@ impl Staged {
         let published = |existed| Published { digest: *digest, size, existed };
         let store = self.store.clone();
         if store.blob_size(digest)? == Some(size) {
+            store.renew(digest)?;
             // Whoever made it may not have come to the directory's sync yet, and our caller relies on the blob now.
             store.sync_blobs()?;
             return Ok(published(true));
         }
-        self.rename_to(&store.blob_path(digest))?;
+        self.make_durable(size, digest)?;
+        let target = store.blob_path(digest);
+        fs::rename(&self.path, &target).map_err(|e| StoreError::io("rename to", &target, e))?;
+        self.renamed();
         store.sync_blobs()?;
         Ok(published(false))
     }
 
-    /// Makes the contents durable, then moves the file; the caller syncs the directory.
-    pub(super) fn rename_to(&mut self, target: &Path) -> Result<(), StoreError> {
+    /// Makes the contents durable. On 3FS, also looks whether they are the `size` bytes with `digest`.
+    pub(super) fn make_durable(&mut self, size: u64, digest: &Digest) -> Result<(), StoreError> {
         self.file.sync_all().map_err(|e| StoreError::io("sync", &self.path, e))?;
-        fs::rename(&self.path, target).map_err(|e| StoreError::io("rename to", target, e))?;
-        self.linked = false;
+        match self.store.rules() {
+            Rules::Posix => Ok(()),
+            Rules::Fs3 => self.verify_again(size, digest),
+        }
+    }
+
+    /// Closes the file, sees what that says, and reads it again from where it went.
+    fn verify_again(&mut self, size: u64, digest: &Digest) -> Result<(), StoreError> {
+        let path = self.path.clone();
+        let reopen = || -> Result<File, StoreError> {
+            let file = File::open(&path).map_err(|e| StoreError::io("open", &path, e))?;
+            match file.try_lock_shared() {
+                Err(TryLockError::Error(e)) if !no_locks_here(&e) => Err(StoreError::io("lock", &path, e)),
+                _ => Ok(file),
+            }
+        };
+        let written = std::mem::replace(&mut self.file, reopen()?);
+        writeback::close(written).map_err(|e| StoreError::io("close", &path, e))?;
+        // A handle that was opened after the last writer's was closed sees no page of before.
+        self.file = reopen()?;
+        let corrupt = |what: String| StoreError::Corrupt { digest: *digest, path: path.clone(), what };
+        let mut hasher = Hasher::default();
+        let mut buffer = vec![0; VERIFY];
+        loop {
+            let read = self.file.read_at(&mut buffer, hasher.len()).map_err(|e| StoreError::io("read", &path, e))?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+        }
+        if hasher.len() != size {
+            return Err(corrupt(format!("{size} bytes were written, and {} come back", hasher.len())));
+        }
+        let found = hasher.finish();
+        if found != *digest {
+            return Err(corrupt(format!("what comes back after writing has {found}")));
+        }
         Ok(())
+    }
+
+    /// The file has another name now, so there is nothing to unlink.
+    pub(super) fn renamed(&mut self) {
+        self.linked = false;
+    }
+
+    /// The file, for whoever keeps it open when it has its name.
+    pub(crate) fn handle(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 }
 
@@ -188,51 +200,4 @@ impl Drop for Staged {
             tracing::warn!("cannot remove {}: {e}", self.path.display());
         }
     }
-}
-
-impl StoreDir {
-    /// Removes what dead writers of this boot of this machine left in `tmp/`. A living writer's file is never touched,
-    /// so this may run at any time, beside any number of writers and other sweeps.
-    ///
-    /// # Errors
-    /// What the system says; files that vanish meanwhile are not errors.
-    pub fn sweep(&self) -> Result<Swept, StoreError> {
-        let tmp = self.tmp();
-        let mut swept = Swept::default();
-        let entries = match fs::read_dir(&tmp) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(swept),
-            Err(e) => return Err(StoreError::io("list", &tmp, e)),
-        };
-        for entry in entries {
-            let entry = entry.map_err(|e| StoreError::io("list", &tmp, e))?;
-            let name = entry.file_name();
-            let ours =
-                name.to_str().and_then(|name| name.strip_prefix(boot())).is_some_and(|rest| rest.starts_with('.'));
-            if !ours || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                swept.foreign += 1;
-                continue;
-            }
-            match sweep_one(&entry.path()) {
-                Ok(true) => swept.removed += 1,
-                Ok(false) => swept.alive += 1,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(StoreError::io("remove", &entry.path(), e)),
-            }
-        }
-        Ok(swept)
-    }
-}
-
-/// Removes the file unless its writer lives; tells whether it did.
-fn sweep_one(path: &Path) -> io::Result<bool> {
-    let file = File::open(path)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(false),
-        Err(TryLockError::Error(e)) if no_locks_here(&e) => return Ok(false),
-        Err(TryLockError::Error(e)) => return Err(e),
-    }
-    fs::remove_file(path)?;
-    Ok(true)
 }

@@ -1,0 +1,94 @@
+//! Blobs of a store's directory, on a local disk or a mounted 3FS.
+
+use super::{BlobError, BlobStore, Body, Listed, Stat};
+use crate::{Digest, StoreDir, StoreError};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+
+/// Items of a list that wait to be asked for.
+const LISTED: usize = 1024;
+
+/// The blobs of a [`StoreDir`], by its rules; the calls run on threads that may block.
+#[derive(Debug, Clone)]
+pub struct LocalBlobs {
+    dir: StoreDir,
+}
+
+impl LocalBlobs {
+    /// Those of `dir`.
+    #[must_use]
+    pub const fn new(dir: StoreDir) -> Self {
+        Self { dir }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        op: &'static str,
+        digest: &Digest,
+        call: impl FnOnce(&StoreDir, &Digest) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, BlobError> {
+        let (dir, digest) = (self.dir.clone(), *digest);
+        let place = dir.to_string();
+        let what = digest.to_string();
+        match spawn_blocking(move || call(&dir, &digest)).await {
+            Ok(done) => done.map_err(|error| error.into_blob_error(&place, op, &what)),
+            Err(e) => Err(BlobError::Local { place, op, what, source: io::Error::other(e) }),
+        }
+    }
+}
+
+#[async_trait]
+impl BlobStore for LocalBlobs {
+    async fn stat(&self, digest: &Digest) -> Result<Stat, BlobError> {
+        let stat = self.run("look at", digest, |dir, digest| dir.stat_blob(digest)).await?;
+        stat.ok_or_else(|| BlobError::NotFound { what: digest.to_string(), place: self.dir.to_string() })
+    }
+
+    async fn read_range(&self, digest: &Digest, range: Range<u64>) -> Result<Bytes, BlobError> {
+        self.run("read", digest, |dir, digest| dir.read_range(digest, range)).await
+    }
+
+    async fn put(&self, digest: &Digest, body: Body) -> Result<(), BlobError> {
+        let put = move |dir: &StoreDir, digest: &Digest| {
+            let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
+            let read = |range: Range<u64>| match &body {
+                Body::Bytes(bytes) => {
+                    let start = usize::try_from(range.start).map_err(too_long)?;
+                    Ok(bytes.slice(start..usize::try_from(range.end).map_err(too_long)?))
+                }
+                Body::File { file, .. } => {
+                    let mut buffer = vec![0; usize::try_from(range.end - range.start).map_err(too_long)?];
+                    file.read_exact_at(&mut buffer, range.start)?;
+                    Ok(buffer.into())
+                }
+            };
+            dir.publish_copy(digest, body.len(), read)
+        };
+        self.run("store", digest, put).await.map(drop)
+    }
+
+    async fn delete(&self, digest: &Digest) -> Result<(), BlobError> {
+        self.run("delete", digest, |dir, digest| dir.delete_blob(digest)).await
+    }
+
+    fn list(&self) -> BoxStream<'_, Result<Listed, BlobError>> {
+        let (out, items) = mpsc::channel(LISTED);
+        let dir = self.dir.clone();
+        spawn_blocking(move || {
+            let gone = || StoreError::Blob(BlobError::Unsupported { place: String::new(), op: "list to nobody" });
+            let mut each = |listed| out.blocking_send(Ok(listed)).map_err(|_| gone());
+            if let Err(error) = dir.each_blob(&mut each) {
+                // Nobody hears it when nobody listens any more.
+                let _ = out.blocking_send(Err(error.into_blob_error(&dir.to_string(), "list", "its blobs")));
+            }
+        });
+        futures::stream::unfold(items, |mut items| async { items.recv().await.map(|item| (item, items)) }).boxed()
+    }
+}

@@ -1,0 +1,63 @@
+//! Files on their way into a store.
+
+use super::remote::Remote;
+use crate::store_dir;
+use crate::{Digest, Published, StoreError};
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A new local file that is in the store under no name yet. It derefs to the [`File`], open for reading and writing.
+///
+/// Dropped without [`Staged::publish`], it is unlinked.
+#[derive(Debug)]
+pub struct Staged {
+    file: store_dir::Staged,
+    /// Where it goes; `None` when it is in the store's own directory already.
+    remote: Option<Arc<Remote>>,
+}
+
+impl Staged {
+    pub(super) fn new(file: store_dir::Staged, remote: Option<Arc<Remote>>) -> Self {
+        Self { file, remote }
+    }
+
+    /// Where the file is now.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Lets the kernel begin to write `len` bytes from `offset` to disk, without waiting: [`Staged::publish`] has to
+    /// wait for all that is not there yet. Where the file is sent elsewhere, it does nothing.
+    pub fn begin_writeback(&self, offset: u64, len: u64) {
+        if self.remote.is_none() {
+            self.file.begin_writeback(offset, len);
+        }
+    }
+
+    /// Makes the file a blob of the store, durable when this returns; when the store has the blob already, ours is
+    /// dropped, and the age of that one starts anew.
+    ///
+    /// In a directory, `digest` is the caller's word and only the length is checked; what is sent elsewhere is hashed on
+    /// its way.
+    ///
+    /// # Errors
+    /// [`StoreError::ShortStage`] when the file is not `size` bytes long, else what the system or the backend says.
+    /// Readers then see no blob, or the whole.
+    pub fn publish(self, digest: &Digest, size: u64) -> Result<Published, StoreError> {
+        match self.remote {
+            None => self.file.publish(digest, size),
+            Some(remote) => remote.publish(self.file, digest, size),
+        }
+    }
+}
+
+impl Deref for Staged {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
