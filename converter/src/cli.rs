@@ -3,6 +3,7 @@
 mod convert;
 mod inspect;
 mod list;
+mod options;
 mod output;
 mod tree;
 mod verify;

@@ -1,13 +1,13 @@
 //! `dsec-convert convert`.
 
+use super::options::{self, ConversionArgs};
 use super::{output, store_parser};
 use clap::Args as ClapArgs;
-use converter::convert::{Converted, Request, convert_as};
+use converter::convert::{Converted, convert_as};
 use converter::entry::Warning;
-use converter::layer::{BlobRef, Counts, Options, TableRef};
-use converter::manifest::OverlayXattrs;
+use converter::layer::{BlobRef, Counts, TableRef};
 use converter::progress::{Progress, Silent};
-use converter::source::{Platform, SourceRef};
+use converter::source::SourceRef;
 use fs3_client::{Digest, RefName, Store, StoreLocation, StoreOptions};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -39,25 +39,11 @@ pub(super) struct Args {
     /// What the image is called there; `:latest` if no tag is given
     #[arg(long, value_name = "NAME:TAG")]
     name: RefName,
-    /// Which image of a multi-platform one
-    #[arg(long, value_name = "OS/ARCH[/VARIANT]", default_value_t = Platform::host())]
-    platform: Platform,
     /// Layers at a time [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// Keep files up to this many bytes in the metadata image, where they fit beside their inode
-    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=4096))]
-    inline_max: u32,
-    /// Mark whiteouts and opaque directories with user.overlay.* rather than trusted.overlay.*, for mounts with the
-    /// `userxattr` option
-    #[arg(long)]
-    userxattr: bool,
-    /// Refuse a layer that unpacks to more bytes than this
-    #[arg(long, value_name = "BYTES", default_value_t = Options::default().max_plain)]
-    max_layer_size: u64,
-    /// Refuse a layer with more files than this
-    #[arg(long, value_name = "N", default_value_t = Options::default().max_inodes)]
-    max_inodes: u32,
+    #[command(flatten)]
+    conversion: ConversionArgs,
     /// Print one JSON document that says what was done
     #[arg(long)]
     json: bool,
@@ -71,18 +57,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let store = Store::create_at(&args.store, &StoreOptions::from_env(&args.store.to_string()))?;
     store.sweep()?;
-    let request = Request {
-        source: args.source.clone(),
-        platform: args.platform.clone(),
-        options: Options {
-            inline_max: args.inline_max,
-            overlay: if args.userxattr { OverlayXattrs::User } else { OverlayXattrs::Trusted },
-            max_inodes: args.max_inodes,
-            max_plain: args.max_layer_size,
-            ..Options::default()
-        },
-        jobs: args.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
-    };
+    let request = args.conversion.request(args.source.clone(), options::jobs(args.jobs));
     let converted = if args.json || args.quiet {
         convert_as(&args.name, &request, &store, &Silent)
     } else if io::stderr().is_terminal() {

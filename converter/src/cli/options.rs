@@ -1,0 +1,51 @@
+//! Options of every command that converts: what shapes the layers, and what they may cost.
+
+use clap::Args as ClapArgs;
+use converter::convert::Request;
+use converter::layer::Options;
+use converter::manifest::OverlayXattrs;
+use converter::source::{Platform, SourceRef};
+
+/// What `convert` and `batch` both understand. An option that changes the layers' bytes must have its part in
+/// `convert::Stack::key` too, and one that changes the image's in the image's fingerprint.
+#[derive(Debug, Clone, ClapArgs)]
+pub(super) struct ConversionArgs {
+    /// Which image of a multi-platform one
+    #[arg(long, value_name = "OS/ARCH[/VARIANT]", default_value_t = Platform::host())]
+    pub(super) platform: Platform,
+    /// Keep files up to this many bytes in the metadata image, where they fit beside their inode
+    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    inline_max: u32,
+    /// Mark whiteouts and opaque directories with user.overlay.* rather than trusted.overlay.*, for mounts with the
+    /// `userxattr` option
+    #[arg(long)]
+    userxattr: bool,
+    /// Refuse a layer that unpacks to more bytes than this
+    #[arg(long, value_name = "BYTES", default_value_t = Options::default().max_plain)]
+    max_layer_size: u64,
+    /// Refuse a layer with more files than this
+    #[arg(long, value_name = "N", default_value_t = Options::default().max_inodes)]
+    max_inodes: u32,
+}
+
+impl ConversionArgs {
+    fn options(&self) -> Options {
+        Options {
+            inline_max: self.inline_max,
+            overlay: if self.userxattr { OverlayXattrs::User } else { OverlayXattrs::Trusted },
+            max_inodes: self.max_inodes,
+            max_plain: self.max_layer_size,
+            ..Options::default()
+        }
+    }
+
+    /// What is asked for `source`, with up to `jobs` layers at a time.
+    pub(super) fn request(&self, source: SourceRef, jobs: usize) -> Request {
+        Request { source, platform: self.platform.clone(), options: self.options(), jobs }
+    }
+}
+
+/// As many as the machine has cores, unless it was said otherwise.
+pub(super) fn jobs(asked: Option<u16>) -> usize {
+    asked.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from)
+}
