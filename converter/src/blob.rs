@@ -230,7 +230,7 @@ impl BlobWriter {
             block
         } else {
             let block = self.segments.commit()?;
-            self.known.insert(Record { digest, start: block, blocks });
+            self.known.insert(Record { digest, start: block, blocks, input: None });
             block
         };
         self.runs.push(file.first_run, 1, block, blocks_a_chunk);

@@ -1,5 +1,7 @@
 //! Where a regular file's contents are.
 
+use crate::compress::Algorithm;
+
 /// The contents of a regular file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileData {
@@ -14,6 +16,8 @@ pub enum FileData {
     },
     /// Chunks of a fixed power-of-two size.
     Chunked(Chunked),
+    /// Clusters, some of them compressed.
+    Compressed(Compressed),
 }
 
 impl FileData {
@@ -24,6 +28,7 @@ impl FileData {
             Self::Empty => 0,
             Self::Inline { len, .. } => *len as u64,
             Self::Chunked(c) => c.size,
+            Self::Compressed(c) => c.size,
         }
     }
 }
@@ -49,6 +54,36 @@ impl Chunked {
     }
 }
 
+/// A file in clusters, each compressed alone or plain. It has no holes: zeros are a cluster like others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compressed {
+    /// Length in bytes, more than 0: the sum of its clusters'.
+    pub size: u64,
+    /// Of all its compressed clusters.
+    pub algorithm: Algorithm,
+    /// First entry in the table of [`Runs::clusters_of`].
+    pub first: u32,
+    /// Number of entries.
+    pub count: u32,
+}
+
+/// Consecutive clusters of one file that are all stored in the same place: one cluster, or equal ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClusterRun {
+    /// How many.
+    pub repeat: u32,
+    /// Plain bytes of one of them, more than 0: a multiple of the block size, but for the file's last.
+    pub len: u32,
+    /// First block on the device.
+    pub block: u32,
+    /// Blocks that one of them takes up there; fewer than its plain bytes would if it is compressed, else just as many.
+    pub blocks: u32,
+    /// 1-based device.
+    pub device: u16,
+    /// Whether it is compressed.
+    pub compressed: bool,
+}
+
 /// Consecutive chunks of one file whose data is also consecutive on one device, or consecutive holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
@@ -60,10 +95,11 @@ pub struct Run {
     pub block: u32,
 }
 
-/// The runs of all files of a layer.
+/// The runs of all files of a layer, and the clusters of those that are compressed.
 #[derive(Debug, Default)]
 pub struct Runs {
     runs: Vec<Run>,
+    clusters: Vec<ClusterRun>,
 }
 
 impl Runs {
@@ -82,6 +118,51 @@ impl Runs {
     /// When `file` is of another layer.
     pub fn of_mut(&mut self, file: &Chunked) -> &mut [Run] {
         &mut self.runs[file.first as usize..][..file.count as usize]
+    }
+
+    /// The clusters of one file.
+    ///
+    /// # Panics
+    /// When `file` is of another layer.
+    #[must_use]
+    pub fn clusters_of(&self, file: &Compressed) -> &[ClusterRun] {
+        &self.clusters[file.first as usize..][..file.count as usize]
+    }
+
+    /// The clusters of one file, to be changed.
+    ///
+    /// # Panics
+    /// When `file` is of another layer.
+    pub fn clusters_of_mut(&mut self, file: &Compressed) -> &mut [ClusterRun] {
+        &mut self.clusters[file.first as usize..][..file.count as usize]
+    }
+
+    /// Index that the next entry of a compressed file will get.
+    ///
+    /// # Panics
+    /// When there are 2^32 entries.
+    #[must_use]
+    pub fn next_cluster(&self) -> u32 {
+        u32::try_from(self.clusters.len()).expect("fewer than 2^32 clusters")
+    }
+
+    /// Appends clusters to the file whose entries start at `first`, joining them to the last entry where they are the
+    /// same.
+    pub fn push_cluster(&mut self, first: u32, run: ClusterRun) {
+        if self.clusters.len() > first as usize
+            && let Some(last) = self.clusters.last_mut()
+            && *last == (ClusterRun { repeat: last.repeat, ..run })
+            && let Some(repeat) = last.repeat.checked_add(run.repeat)
+        {
+            last.repeat = repeat;
+        } else {
+            self.clusters.push(run);
+        }
+    }
+
+    /// Takes back all entries from index `first` on.
+    pub fn truncate_clusters(&mut self, first: u32) {
+        self.clusters.truncate(first as usize);
     }
 
     /// Index that the next run will get.
@@ -127,5 +208,22 @@ impl Runs {
             last.chunks += u32::try_from(take).expect("at most u32::MAX");
             chunks -= take;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_clusters_in_a_row_are_one_entry() {
+        let mut runs = Runs::default();
+        let zero = ClusterRun { repeat: 1, len: 65_536, block: 7, blocks: 1, device: 1, compressed: true };
+        runs.push_cluster(0, zero);
+        runs.push_cluster(0, ClusterRun { repeat: 5, ..zero });
+        runs.push_cluster(1, zero);
+        let file = |first, count| Compressed { size: 1, algorithm: Algorithm::Lz4, first, count };
+        assert_eq!(runs.clusters_of(&file(0, 2)), [ClusterRun { repeat: 6, ..zero }, zero]);
+        assert_eq!(runs.next_cluster(), 2);
     }
 }

@@ -17,6 +17,7 @@ pub use publish::{BlobRef, Existing, Record, TableRef, publish};
 pub use read::{ReadLayer, read};
 
 use crate::blob::ChunkSizes;
+use crate::compress::Compress;
 use crate::manifest::OverlayXattrs;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,8 @@ pub struct Options {
     pub overlay: OverlayXattrs,
     /// Chunk sizes of larger files.
     pub chunks: ChunkSizes,
+    /// How the data of larger files is compressed; `None` leaves it plain.
+    pub compress: Option<Compress>,
     /// Most inodes in a layer.
     pub max_inodes: u32,
     /// Most plain bytes of a layer.
@@ -41,6 +44,7 @@ impl Default for Options {
             inline_max: 4096,
             overlay: OverlayXattrs::Trusted,
             chunks: ChunkSizes::default(),
+            compress: None,
             max_inodes: 1 << 23,
             max_plain: crate::unpack::Limits::default().plain_bytes,
         }

@@ -2,6 +2,7 @@
 
 pub mod blob;
 pub mod chunk_table;
+pub mod compress;
 pub mod convert;
 pub mod design;
 pub mod entry;

@@ -103,7 +103,7 @@ pub fn rewrite(
                         old.read_exact_at(segments.reserved(), u64::from(block) * u64::from(BLOCK_SIZE))?;
                         let place = segments.commit()?;
                         moved.insert(block, place);
-                        stored.push(Record { digest: digests[&block], start: place, blocks });
+                        stored.push(Record { digest: digests[&block], start: place, blocks, input: None });
                         while let Some(segment) = segments.take() {
                             emit(&segment)?;
                             segments.recycle(segment);

@@ -137,7 +137,7 @@ fn tables_that_do_not_fit_are_named() {
     assert!(with(&of(&blob, blocks + 1, &[]), false).contains("blocks, its blob has"));
     assert_eq!(with(&of(&blob, blocks, &[]), false), "");
     assert!(with(&of(&blob, blocks, &[]), true).contains("chunks of files are not in a chunk table, the first is"));
-    let wrong = [Record { digest: [0; 32], start: 3, blocks: 2 }];
+    let wrong = [Record { digest: [0; 32], start: 3, blocks: 2, input: None }];
     assert!(
         with(&of(&blob, blocks, &wrong), true).contains("the chunk of blocks 3 to 4 does not match the chunk table")
     );
