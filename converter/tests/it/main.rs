@@ -10,6 +10,7 @@ mod cases_xattrs;
 mod concurrent;
 mod crash;
 mod determinism;
+mod guest;
 mod hostile;
 mod inspect;
 mod lower_symlinks;

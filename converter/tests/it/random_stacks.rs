@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 
 const NOTHING: Vec<String> = Vec::new();
 
-fn check_stack(layers: &[Layer]) -> Result<(), TestCaseError> {
+pub(crate) fn check_stack(layers: &[Layer]) -> Result<(), TestCaseError> {
     let place = Place::new();
     let converted = place.convert(&place.layout_of(layers)).unwrap();
     let (overlay, _layers) = place.mount_all(&converted);

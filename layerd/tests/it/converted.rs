@@ -86,6 +86,11 @@ fn assert_like_umoci(place: &Place) {
 
 #[test]
 fn privileged_three_converted_layers() {
+    check_three_layers();
+}
+
+/// Attached from files and by loop devices, verified, read and unmounted.
+pub(crate) fn check_three_layers() {
     let place = Place::new();
     let layout = place.path("oci");
     three_layers(&layout);
@@ -109,6 +114,11 @@ fn privileged_three_converted_layers() {
 
 #[test]
 fn privileged_three_converted_layers_writable() {
+    check_three_layers_writable();
+}
+
+/// Changed by way of a writable layer, which keeps the changes.
+pub(crate) fn check_three_layers_writable() {
     let place = Place::new();
     let layout = place.path("oci");
     three_layers(&layout);

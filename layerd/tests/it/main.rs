@@ -1,6 +1,7 @@
 //! `layerd` against the kernel. Everything that mounts needs root and is named `privileged_…`.
 
 mod converted;
+mod guest;
 mod killed;
 mod many;
 mod names;
