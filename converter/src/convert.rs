@@ -80,7 +80,7 @@ pub enum ConvertError {
         /// Its digest or path.
         name: String,
         /// Why.
-        error: LayerError,
+        error: Box<LayerError>,
     },
     /// The store failed.
     #[error(transparent)]
@@ -210,7 +210,8 @@ impl<'c> Stack<'c> {
             self.work();
         });
         if let Some((index, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(ConvertError::Layer { index, name: name_of(&self.layers[index]), error });
+            let (name, error) = (name_of(&self.layers[index]), Box::new(error));
+            return Err(ConvertError::Layer { index, name, error });
         }
         let slots = self.slots.into_inner().unwrap_or_else(PoisonError::into_inner);
         let done = slots.into_iter().map(|slot| match slot {

@@ -199,7 +199,7 @@ impl Record {
     /// # Errors
     /// When the store cannot be asked.
     pub fn renew(&self, store: &Store) -> Result<(), LayerError> {
-        let blobs = std::iter::once(&self.metadata).chain(&self.data).chain(&self.chunk_table);
+        let blobs = std::iter::once(&self.metadata).chain(&self.data).chain(self.chunk_tables.iter().map(|t| &t.blob));
         for blob in blobs {
             store.renew(&blob.digest)?;
         }

@@ -20,7 +20,7 @@ use std::process::Command;
 fn refused(layers: &[&str], index: usize) -> LayerError {
     let layers: Vec<Layer> = layers.iter().map(|script| Layer::text(script)).collect();
     match Case::of(&layers, Options::default()) {
-        Err(ConvertError::Layer { index: found, error, .. }) if found == index => error,
+        Err(ConvertError::Layer { index: found, error, .. }) if found == index => *error,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it was converted"),
     }

@@ -24,9 +24,10 @@ fn same_both_ways(model: &Model) -> Result<(), TestCaseError> {
     prop_assert_eq!(diff(&model, &found, &Compare::exact()), Vec::<String>::new(), "from files");
     drop(by_file);
 
-    let data: Vec<PathBuf> = record.data.iter().map(|blob| place.store.blob_path(&blob.digest)).collect();
+    let data: Vec<PathBuf> =
+        record.data.iter().map(|blob| place.store.local_dir().unwrap().blob_path(&blob.digest)).collect();
     let data: Vec<&Path> = data.iter().map(PathBuf::as_path).collect();
-    let image = place.store.blob_path(&record.metadata.digest);
+    let image = place.store.local_dir().unwrap().blob_path(&record.metadata.digest);
     let (by_loop, loops) = mounts::erofs_by_loop(&image, &data).unwrap();
     prop_assert_eq!(loops.len(), 1 + record.data.len());
     let found = Snapshot::of(by_loop.path()).unwrap();
