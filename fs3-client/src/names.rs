@@ -33,6 +33,10 @@ pub trait NameStore: fmt::Debug + Send + Sync {
 
     /// Replaces the object, as far as `condition` allows. Readers see the old one or the new one.
     ///
+    /// Versions may be made of the contents alone, so writers for whom it matters who of them it was write different
+    /// bytes. And when an answer is lost and others change the object before it can be looked at,
+    /// [`PutOutcome::Conflict`] is told of a change that was made: whoever tries again writes again.
+    ///
     /// # Errors
     /// Any; the object is then as it was, or the new one.
     async fn put(&self, name: &str, bytes: Bytes, condition: &Condition) -> Result<PutOutcome, BlobError>;

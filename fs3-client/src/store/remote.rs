@@ -19,7 +19,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use oci_spec::image::Descriptor;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Seek as _, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -231,7 +231,8 @@ impl Remote {
             let what = format!("its contents have {found}");
             return Err(StoreError::Corrupt { digest: *digest, path: self.address(digest), what });
         }
-        let file = staged.handle().map_err(|e| StoreError::io("open", staged.path(), e))?;
+        let path = staged.path().to_owned();
+        let mut file = staged.handle().map_err(|e| StoreError::io("open", &path, e))?;
         if self.copies.worth_keeping(size) {
             // A copy that is there is the one that was not believed.
             self.copies.forget(digest)?;
@@ -239,7 +240,8 @@ impl Remote {
             self.copies.made(digest);
             self.copies.make_room()?;
         }
-        // A file that is too large to keep has no name any more, and lasts as long as it is open.
+        // Without a name it lasts as long as it is open; so does one that was too large to keep.
+        file.rewind().map_err(|e| StoreError::io("read", &path, e))?;
         Ok(file)
     }
 

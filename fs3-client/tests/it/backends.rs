@@ -1,0 +1,96 @@
+//! The conformance suites on every backend and decorator of this crate.
+
+use crate::support::{Place, QUICK};
+use fs3_client::blob_store::deadline::{Deadline, Limits};
+use fs3_client::blob_store::local::LocalBlobs;
+use fs3_client::blob_store::memory::MemoryBlobs;
+use fs3_client::blob_store::metered::Metered;
+use fs3_client::blob_store::retry::Retry;
+use fs3_client::blob_store::s3::S3Blobs;
+use fs3_client::names::dir::DirNames;
+use fs3_client::names::memory::MemoryNames;
+use fs3_client::names::s3::S3Names;
+use fs3_client::testing::conformance::{self, Abilities};
+use fs3_client::testing::faulty::{Faulty, Rates};
+use fs3_client::{Rules, StoreDir};
+use std::time::Duration;
+
+const ALL: Abilities = Abilities { delete: true, list: true, age: true, largest: 20 << 20 };
+
+#[tokio::test]
+async fn memory() {
+    conformance::blobs(&MemoryBlobs::default(), ALL).await;
+    conformance::names(&MemoryNames::default(), true).await;
+}
+
+#[tokio::test]
+async fn directories_under_both_rules() {
+    for rules in [Rules::Posix, Rules::Fs3] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = StoreDir::create(&dir.path().join("store")).unwrap().with_rules(rules);
+        conformance::blobs(&LocalBlobs::new(store.clone()), ALL).await;
+        conformance::names(&DirNames::new(store.clone()), true).await;
+        let left: Vec<_> = std::fs::read_dir(store.root().join("tmp")).unwrap().collect();
+        assert!(left.is_empty(), "{rules:?}: leftovers in tmp: {left:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s3_on_the_loopback() {
+    let place = Place::new();
+    conformance::blobs(&S3Blobs::new(place.bucket("a/b"), QUICK), ALL).await;
+    conformance::names(&S3Names::new(place.bucket("a/b"), QUICK), true).await;
+    // Without a prefix, beside all that.
+    conformance::names(&S3Names::new(place.bucket(""), QUICK), true).await;
+}
+
+#[tokio::test]
+async fn decorators_change_nothing_that_goes_well() {
+    conformance::blobs(&Metered::new(MemoryBlobs::default()), ALL).await;
+    conformance::blobs(&Retry::new(MemoryBlobs::default(), QUICK), ALL).await;
+    let limits = Limits::default();
+    conformance::blobs(&Deadline::new(MemoryBlobs::default(), limits, "memory".to_owned()), ALL).await;
+    conformance::blobs(&Faulty::new(MemoryBlobs::default(), Rates::default(), 1), ALL).await;
+    let names = Retry::new(Deadline::new(MemoryNames::default(), limits, "memory".to_owned()), QUICK);
+    conformance::names(&names, true).await;
+}
+
+#[tokio::test]
+async fn retries_make_a_faulty_store_whole() {
+    let rates = Rates { transient: 150, lost_answer: 100, short: 100, ..Rates::default() };
+    for seed in 0..20 {
+        let meter = Metered::new(Faulty::new(MemoryBlobs::default(), rates, seed));
+        let counts = meter.reader();
+        let small = Abilities { largest: 300_000, ..ALL };
+        conformance::blobs(&Retry::new(meter, QUICK), small).await;
+        assert!(counts.snapshot().failures["transient"] > 0, "nothing failed with seed {seed}");
+    }
+}
+
+#[tokio::test]
+async fn a_stalled_request_ends_at_its_deadline() {
+    use fs3_client::{BlobError, BlobStore as _, Digest};
+    let rates = Rates { stalled: 1000, stall: Duration::from_secs(600), ..Rates::default() };
+    let limits = Limits { request: Duration::from_millis(30), rate: 1 << 20 };
+    let store = Deadline::new(Faulty::new(MemoryBlobs::default(), rates, 1), limits, "here".to_owned());
+    let error = store.stat(&Digest::of(b"x")).await.unwrap_err();
+    assert!(matches!(error, BlobError::TimedOut { .. }) && error.is_transient(), "{error}");
+    assert!(error.to_string().contains("here did not look at sha256:"), "{error}");
+}
+
+#[tokio::test]
+async fn meters_count() {
+    use bytes::Bytes;
+    use fs3_client::{BlobStore as _, Body, Digest};
+    let store = Metered::new(MemoryBlobs::default());
+    let digest = Digest::of(b"hello");
+    store.put(&digest, Body::Bytes(Bytes::from_static(b"hello"))).await.unwrap();
+    store.read_range(&digest, 1..3).await.unwrap();
+    store.read_range(&digest, 1..30).await.unwrap_err();
+    store.stat(&Digest::of(b"x")).await.unwrap_err();
+    let meter = store.reader().snapshot();
+    assert_eq!((meter.puts.count, meter.puts.bytes, meter.puts.failed), (1, 5, 0));
+    assert_eq!((meter.reads.count, meter.reads.bytes, meter.reads.failed), (2, 2, 1));
+    assert_eq!((meter.stats.count, meter.stats.failed), (1, 1));
+    assert_eq!(meter.failures.into_iter().collect::<Vec<_>>(), [("corrupt", 1), ("not-found", 1)]);
+}
