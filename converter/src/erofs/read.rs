@@ -323,7 +323,7 @@ const fn checksummed_bytes(block_bits: u32) -> usize {
 }
 
 /// The checksum of a superblock whose block, from byte 1,024, is `block`; the checksum field counts as zero.
-pub(super) fn superblock_checksum(block: &[u8]) -> u32 {
+pub(crate) fn superblock_checksum(block: &[u8]) -> u32 {
     let head = block.get(..4).unwrap_or(block);
     let crc = format::crc32c(format::crc32c(u32::MAX, head), &[0; 4]);
     format::crc32c(crc, block.get(8..).unwrap_or(&[]))

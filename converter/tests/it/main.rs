@@ -2,6 +2,7 @@
 
 mod cases_links;
 mod cases_manifests;
+mod cases_merge;
 mod cases_store;
 mod cases_tar;
 mod cases_tar_large;
@@ -14,6 +15,7 @@ mod guest;
 mod hostile;
 mod inspect;
 mod lower_symlinks;
+mod merging;
 mod program;
 mod random_merges;
 mod random_stacks;
