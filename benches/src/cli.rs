@@ -38,6 +38,8 @@ pub(crate) enum Command {
         #[arg(long, default_value_t = 3, value_parser = parse_count)]
         rounds: usize,
     },
+    /// Merging layers of hundreds of thousands of inodes: ours against the limit and its peers.
+    Merge(MergeArgs),
     /// Build the data set and say where it is.
     Data,
     /// One contender that is this program itself.
@@ -49,11 +51,12 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 4] = [
+pub(crate) const BENCHES: [(&str, &str); 5] = [
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),
     ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),
+    ("merge", "layers of hundreds of thousands of inodes: ours against the limit and its peers"),
 ];
 
 /// Where and how often.
@@ -92,6 +95,26 @@ pub(crate) struct ConvertArgs {
     pub(crate) mkfs_chunk: u64,
 }
 
+/// Options of bench `merge`.
+#[derive(Debug, Args)]
+pub(crate) struct MergeArgs {
+    /// Work here, on a real disk, instead of in memory.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+    /// How many times everything is measured.
+    #[arg(long, default_value_t = 5, value_parser = parse_count)]
+    pub(crate) rounds: usize,
+    /// About how many inodes all layers have together.
+    #[arg(long, default_value_t = 440_000)]
+    pub(crate) inodes: u64,
+    /// The `dsec-convert` to measure, instead of the one built from this tree.
+    #[arg(long, value_parser = parse_program)]
+    pub(crate) convert_bin: Option<PathBuf>,
+    /// Another revision's `dsec-convert` to compare with, in the same rounds.
+    #[arg(long, value_parser = parse_program)]
+    pub(crate) against: Vec<PathBuf>,
+}
+
 /// What runs as a child.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Child {
@@ -105,6 +128,12 @@ pub(crate) enum Child {
         jobs: usize,
         #[arg(long)]
         fsync: bool,
+    },
+    /// The limit of merging.
+    MergeLimit {
+        #[arg(long)]
+        out: PathBuf,
+        images: Vec<PathBuf>,
     },
 }
 

@@ -137,6 +137,10 @@ fn version(text: &str) -> Option<(u32, u32)> {
 }
 
 impl Mkfs {
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Bytes of the metadata image that it makes of a layer with its data in chunks on another device.
     pub(crate) fn chunked_metadata(&self, layer: &Path, chunk: u64, dir: &Path) -> Result<u64> {
         let (image, data) = (dir.join("chunked.erofs"), dir.join("chunked.data"));

@@ -13,6 +13,7 @@ mod hash;
 mod inflate;
 mod limit;
 mod measure;
+mod merge;
 mod place;
 mod report;
 mod stages;
@@ -32,6 +33,7 @@ fn main() -> Result<()> {
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
         Command::Hash { rounds } => hash::run(rounds).print(cli.json)?,
         Command::Chunks { dir, rounds } => chunks::run(&data::image(&[])?, &dir, rounds)?.print(cli.json)?,
+        Command::Merge(args) => merge::run(&args)?.print(cli.json)?,
         Command::Data => {
             for layer in data::image(&[])?.layers {
                 let (name, blob) = (&layer.name, layer.blob.display());
@@ -41,6 +43,7 @@ fn main() -> Result<()> {
         Command::Child { child: Child::Limit { layout, out, jobs, fsync } } => {
             limit::run(&limit::sources(&layout)?, &out, jobs, fsync)?;
         }
+        Command::Child { child: Child::MergeLimit { out, images } } => merge::limit_child(&images, &out)?,
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod convert;
 mod inspect;
 mod list;
+mod merge;
 mod options;
 mod output;
 mod tree;
@@ -14,6 +15,7 @@ use clap::{Parser, Subcommand};
 use converter::convert::ConvertError;
 use converter::erofs::read::ReadError;
 use converter::manifest::{self, ManifestError, digest_of};
+use converter::merge::MergeError;
 use fs3_client::{Digest, RefName, RefNameError, Store, StoreError, StoreLocation, StoreOptions};
 use std::io;
 use std::process::ExitCode;
@@ -40,6 +42,11 @@ struct Cli {
 enum Command {
     /// Convert an image and put it into a store
     Convert(convert::Args),
+    /// Merge layers of images in a store
+    ///
+    /// Runs of consecutive layers become one layer each, from their metadata images alone: whiteouts are kept, data is
+    /// linked and not copied. Layers that other images have too stay as they are.
+    Merge(merge::Args),
     /// List the images of a store
     List(list::Args),
     /// Show an image's layers, or a metadata image's superblock, features, devices and files
@@ -65,6 +72,7 @@ pub(crate) fn run() -> ExitCode {
     };
     let result = match cli.command {
         Command::Convert(args) => convert::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::List(args) => list::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -90,6 +98,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     let corrupt = find(|e| e.is::<Corrupt>())
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corruption))
         || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
+        || find(|e| e.downcast_ref::<MergeError>().is_some_and(MergeError::is_corrupt))
         || find(|e| e.downcast_ref::<ConvertError>().is_some_and(ConvertError::is_corrupt))
         || find(|e| matches!(e.downcast_ref::<ManifestError>(), Some(ManifestError::Layer { .. })));
     let usage = find(|e| e.is::<RefNameError>());

@@ -10,6 +10,7 @@
 use crate::entry::Warning;
 use crate::layer::{self, LayerError, Options, ReadLayer, Record};
 use crate::manifest::{self, CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Unresolved};
+use crate::merge::{self, ImageRequest, MergeError, Under};
 use crate::progress::Progress;
 use crate::source::{self, LayerOrigin, Platform, SourceError, SourceImage, SourceLayer, SourceRef};
 use crate::stack;
@@ -49,6 +50,8 @@ pub struct Converted {
     pub platform: Option<Platform>,
     /// Its layers, bottom first.
     pub layers: Vec<ConvertedLayer>,
+    /// How those were merged into the image's; each of them by itself when they were not.
+    pub parts: Vec<merge::Part>,
     /// Oddities of the image as a whole.
     pub warnings: Vec<Warning>,
 }
@@ -82,6 +85,9 @@ pub enum ConvertError {
         /// Why.
         error: Box<LayerError>,
     },
+    /// The layers could not be merged.
+    #[error("merging: {0}")]
+    Merge(#[from] MergeError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -94,22 +100,36 @@ impl ConvertError {
         match self {
             Self::Source(e) => e.is_corrupt(),
             Self::Layer { error, .. } => error.is_corrupt(),
+            Self::Merge(e) => e.is_corrupt(),
             Self::Store(e) => e.is_corrupt(),
         }
     }
 }
 
-/// Converts an image and publishes everything but its name.
+/// Converts an image and publishes everything but its name, no layers merged.
 ///
 /// # Errors
 /// The first failure; what was published before it stays for the next run.
 pub fn convert(request: &Request, store: &Store, progress: &dyn Progress) -> Result<Converted, ConvertError> {
-    let source = source::resolve(&request.source, &request.platform, &store.scratch())?;
-    let layers = Stack::new(&source, request, store, progress).run()?;
-    publish_image(source, layers, store)
+    convert_merged(request, Under::Never, store, progress)
 }
 
-/// Converts, and gives the image its name. A lease on the store is held meanwhile.
+/// Converts an image, merges runs of its layers, and publishes everything but its name.
+///
+/// # Errors
+/// As [`convert`], and when layers cannot be merged.
+pub fn convert_merged(
+    request: &Request,
+    under: Under,
+    store: &Store,
+    progress: &dyn Progress,
+) -> Result<Converted, ConvertError> {
+    let source = source::resolve(&request.source, &request.platform, &store.scratch())?;
+    let layers = Stack::new(&source, request, store, progress).run()?;
+    publish_image(source, layers, under, store, progress)
+}
+
+/// Converts without merging, and gives the image its name. A lease on the store is held meanwhile.
 ///
 /// # Errors
 /// As [`convert`], and when the ref cannot be written.
@@ -119,34 +139,54 @@ pub fn convert_as(
     store: &Store,
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
+    convert_merged_as(name, request, Under::Never, store, progress)
+}
+
+/// As [`convert_merged`], and gives the image its name. A lease on the store is held meanwhile.
+///
+/// # Errors
+/// As [`convert_merged`], and when the ref cannot be written.
+pub fn convert_merged_as(
+    name: &RefName,
+    request: &Request,
+    under: Under,
+    store: &Store,
+    progress: &dyn Progress,
+) -> Result<Converted, ConvertError> {
     // From before anything is found in the store that the image will rely on, until its name says so.
     let lease = store.lease("convert")?;
-    let converted = convert(request, store, progress)?;
+    let converted = convert_merged(request, under, store, progress)?;
     lease.check()?;
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, converted.manifest, converted.manifest_size, &[]);
     store.write_ref(name, &descriptor)?;
     Ok(converted)
 }
 
-fn publish_image(source: SourceImage, layers: Vec<ConvertedLayer>, store: &Store) -> Result<Converted, ConvertError> {
+fn publish_image(
+    source: SourceImage,
+    layers: Vec<ConvertedLayer>,
+    under: Under,
+    store: &Store,
+    progress: &dyn Progress,
+) -> Result<Converted, ConvertError> {
     let config = source.config.clone().unwrap_or_else(|| minimal_config(&layers));
     let config = store.publish_bytes(&config)?;
     let mut annotations = BTreeMap::new();
     if let Some(digest) = source.manifest {
         annotations.insert("dev.dsec.source.manifest".to_owned(), digest.to_string());
     }
-    let image = manifest::Image {
-        config: manifest::descriptor(CONFIG_MEDIA_TYPE, config.digest, config.size, &[]),
-        layers: layers.iter().map(|layer| layer.record.to_layer()).collect(),
-        annotations,
-    };
-    let published = store.publish_bytes(&image.to_json())?;
+    let config = manifest::descriptor(CONFIG_MEDIA_TYPE, config.digest, config.size, &[]);
+    let stack: Vec<manifest::Layer> = layers.iter().map(|layer| layer.record.to_layer()).collect();
+    let request = ImageRequest { under, options: merge::Options::default() };
+    let parts = merge::merge_stack(&stack, &request, store, progress)?;
+    let merged = merge::publish_stack(&stack, parts, config, annotations, store)?;
     Ok(Converted {
-        image,
-        manifest: published.digest,
-        manifest_size: published.size,
+        image: merged.image,
+        manifest: merged.manifest,
+        manifest_size: merged.manifest_size,
         platform: source.platform.clone(),
         layers,
+        parts: merged.layers,
         warnings: source.warnings.clone(),
     })
 }

@@ -3,6 +3,7 @@
 
 pub mod dirents;
 pub mod format;
+mod output;
 pub mod plan;
 pub mod read;
 pub mod remap;

@@ -7,9 +7,9 @@ use crate::compress::Algorithm;
 pub enum FileData {
     /// No bytes.
     Empty,
-    /// A small file: its bytes are in the spool and go beside the inode.
+    /// A small file: its bytes are in the spool, or in one of several images, and go beside the inode.
     Inline {
-        /// Offset in the spool.
+        /// Offset in the spool; see [`in_part`] for one of several images.
         at: u64,
         /// Length in bytes.
         len: u32,
@@ -18,6 +18,21 @@ pub enum FileData {
     Chunked(Chunked),
     /// Clusters, some of them compressed.
     Compressed(Compressed),
+}
+
+/// Bits of an offset inside one of several images.
+const PART_BITS: u32 = 48;
+
+/// An offset in one of several images, as one number; `None` when it does not fit.
+#[must_use]
+pub const fn in_part(part: u16, offset: u64) -> Option<u64> {
+    if offset >> PART_BITS == 0 { Some((part as u64) << PART_BITS | offset) } else { None }
+}
+
+/// The reverse of [`in_part`].
+#[must_use]
+pub const fn part_of(at: u64) -> (usize, u64) {
+    ((at >> PART_BITS) as usize, at & ((1 << PART_BITS) - 1))
 }
 
 impl FileData {

@@ -5,5 +5,6 @@
 pub mod erofs;
 pub mod layer;
 pub mod manifest;
+pub mod merge;
 pub mod tar;
 pub mod unpack;

@@ -13,7 +13,8 @@ mod stream;
 mod walk;
 
 pub use error::LayerError;
-pub use publish::{BlobRef, Existing, Record, TableRef, publish};
+pub(crate) use publish::count;
+pub use publish::{BlobRef, Existing, Origin, Record, TableRef, publish};
 pub use read::{ReadLayer, read};
 
 use crate::blob::ChunkSizes;

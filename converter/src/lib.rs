@@ -13,6 +13,7 @@ pub mod fuzzing;
 pub mod hash;
 pub mod layer;
 pub mod manifest;
+pub mod merge;
 pub mod progress;
 pub mod read_at;
 pub mod source;

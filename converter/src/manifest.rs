@@ -5,6 +5,7 @@
 //! one metadata image, then its data blobs in device order, then their chunk tables.
 //! Ordinary OCI tools can copy it, since nothing refers to a blob that is not a descriptor.
 
+use crate::layer::{BlobRef, TableRef};
 use fs3_client::{Digest, DigestError};
 use oci_spec::image::{Descriptor, DescriptorBuilder, MediaType};
 use serde::{Deserialize, Serialize};
@@ -30,9 +31,10 @@ pub mod annotation {
     pub const LAYER: &str = "dev.dsec.layer";
     /// `metadata`, `data` or `chunk-table`.
     pub const ROLE: &str = "dev.dsec.role";
-    /// Digest of the source layer as it was stored (compressed), if it had one.
+    /// Digest of the source layer as it was stored (compressed), if it had one. Of a merged layer: those of all its
+    /// parts, bottom first, with commas between; `-` for one that had none.
     pub const SOURCE_DIGEST: &str = "dev.dsec.source.digest";
-    /// Digest of the source layer's plain tar.
+    /// Digest of the source layer's plain tar; a list as above for a merged layer.
     pub const DIFF_ID: &str = "dev.dsec.source.diff-id";
     /// On a chunk table: digest of the data blob that it is about. Images of 0.1.0 lack it: their one table is about
     /// the layer's first blob.
@@ -57,6 +59,44 @@ pub struct Unresolved {
     /// missing from the metadata image until a merge or a conversion with the lower layer puts it there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<(String, String)>,
+    /// Directories that no entry of the source described, so that a lower layer's description of them counts: their
+    /// inode numbers, those for 32-bit `stat`, rising.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub implied: Vec<u32>,
+}
+
+impl Layer {
+    /// What the layer leaves to those below it.
+    ///
+    /// # Errors
+    /// When the annotation is not what a converter writes.
+    pub fn unresolved(&self) -> Result<Unresolved, ManifestError> {
+        let annotations = self.metadata.annotations().as_ref();
+        let text = annotations.and_then(|all| all.get(annotation::UNRESOLVED));
+        Ok(text.map(|text| serde_json::from_str(text)).transpose()?.unwrap_or_default())
+    }
+
+    /// Its chunk tables, each with the data blob that it is about.
+    ///
+    /// # Errors
+    /// When a digest is none.
+    pub fn tables(&self) -> Result<Vec<TableRef>, ManifestError> {
+        let mut tables = Vec::with_capacity(self.chunk_tables.len());
+        for table in &self.chunk_tables {
+            let annotations = table.annotations().as_ref();
+            let of = match annotations.and_then(|all| all.get(annotation::CHUNK_TABLE_OF)) {
+                Some(digest) => digest.parse()?,
+                // Images of 0.1.0 had one table, of the first blob.
+                None => match self.data.first() {
+                    Some(blob) => digest_of(blob)?,
+                    None => continue,
+                },
+            };
+            let blob = BlobRef { digest: digest_of(table)?, size: table.size() };
+            tables.push(TableRef { of, blob });
+        }
+        Ok(tables)
+    }
 }
 
 /// One layer of a converted image.

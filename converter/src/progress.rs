@@ -16,6 +16,11 @@ pub trait Progress: Sync {
     fn layer_finished(&self, index: usize, reused: bool) {
         let _ = (index, reused);
     }
+
+    /// The layers `range` are being merged into one.
+    fn merging(&self, range: std::ops::Range<usize>) {
+        let _ = range;
+    }
 }
 
 /// Watches nothing.

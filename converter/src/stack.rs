@@ -11,7 +11,8 @@
 //! - a hard link to a lower file brings that file into this layer under both names (L02), as copying up would, its
 //!   data still in the lower layer's blob.
 
-mod below;
+pub(crate) mod below;
+pub(crate) mod fold;
 
 use crate::blob::spool::Spool;
 use crate::entry::{Timestamp, Warning, Xattr, printable};
@@ -21,7 +22,9 @@ use crate::extent::{Chunked, FileData, Runs};
 use crate::layer::{Existing, LayerError, ReadLayer, Record};
 use crate::manifest::{OverlayXattrs, Unresolved};
 use crate::tree::{InodeId, Kind, ROOT, Tree};
-use below::{Above, Below, Found};
+use below::{Above, Found, Lower};
+
+type Below = below::Below<Lower>;
 use fs3_client::Store;
 use std::collections::{HashMap, HashSet};
 
@@ -51,6 +54,9 @@ pub(crate) fn leave_open(layer: &mut ReadLayer) -> Unresolved {
         _ => false,
     });
     layer.warnings.append(&mut warnings);
+    // Inode numbers count from 1 in tree order.
+    let implied = layer.tree.order().into_iter().zip(1u32..).filter(|((id, _), _)| layer.tree.is_implied(*id));
+    unresolved.implied = implied.map(|(_, number)| number).collect();
     unresolved
 }
 
@@ -65,7 +71,7 @@ pub(crate) fn settle(
     store: &Store,
     overlay: OverlayXattrs,
 ) -> Result<Vec<Existing>, LayerError> {
-    let below = Below::open(below, store, overlay)?;
+    let below = Below::new(Lower::open_all(below, store)?, overlay)?;
     if layer.tree.is_opaque(ROOT) {
         // overlayfs looks for no such mark on the roots of its layers.
         layer.tree.hide_in_root(&below.root_names()?);
@@ -179,14 +185,14 @@ fn fate(
     path: &[u8],
     id: InodeId,
     droppable: bool,
-    found: Found<'_>,
+    found: Found,
     tree: &Tree,
     below: &Below,
     overlay: OverlayXattrs,
 ) -> Result<Option<Fate>, ReadError> {
     Ok(match found {
-        Found::Directory(inode, image) => {
-            let xattrs = without_marks(image.xattrs(&inode)?, overlay);
+        Found::Directory(inode, layer) => {
+            let xattrs = without_marks(below.layer(layer).xattrs(&inode)?, overlay);
             Some(Fate::Describe(id, inode, xattrs))
         }
         Found::Object(inode, _) if inode.file_type() == FileType::Symlink => {
@@ -278,7 +284,7 @@ impl Links<'_> {
                 continue;
             }
             match self.below.look(&place)? {
-                Found::Object(inode, image) => self.copy(layer, id, &inode, image)?,
+                Found::Object(inode, lower) => self.copy(layer, id, &inode, self.below.layer(lower))?,
                 Found::Directory(..) => {
                     let (path, target) = (path.clone(), printable(&target));
                     return Err(LayerError::Tree(crate::tree::build::TreeError::LinkToDirectory { path, target }));
@@ -381,8 +387,8 @@ impl Links<'_> {
                 },
                 None => {
                     let made = layer.tree.add_directory(directory, parent);
-                    if let Found::Directory(inode, image) = self.below.look(&path)? {
-                        let xattrs = without_marks(image.xattrs(&inode)?, self.overlay);
+                    if let Found::Directory(inode, lower) = self.below.look(&path)? {
+                        let xattrs = without_marks(self.below.layer(lower).xattrs(&inode)?, self.overlay);
                         layer.tree.describe(made, &inode, xattrs);
                     }
                     made

@@ -7,6 +7,7 @@
 //!
 //! Memory is about 100 bytes an inode: names lie in one arena, and directories are ranges of one sorted array.
 
+pub(crate) mod assemble;
 pub mod build;
 mod edit;
 pub mod whiteout;
@@ -256,30 +257,46 @@ impl Tree {
 }
 
 impl Tree {
-    /// Puts overlayfs' marks on directories: opaque ones hide what is below them, and those with whiteouts are to be
-    /// read as merged even where no lower layer has them, so that the whiteouts do not show (the kernel's
-    /// `ovl_path_check_origin_xattr`). Those with escaped whiteouts (X03) get the mark by which an overlayfs inside the
-    /// sandbox looks for such.
+    /// Puts overlayfs' marks on the directories of a layer that was built from entries: those of
+    /// [`Tree::mark_layers`], and, where escaped whiteouts are (X03), the one by which an overlayfs inside the sandbox
+    /// looks for such.
     pub fn mark_for_overlay(&mut self, namespace: OverlayXattrs) {
-        let name = |what: &str| format!("{}{what}", namespace.prefix()).into_bytes();
-        let (opaque, origin) = (name("opaque"), name("origin"));
+        self.mark_escaped(namespace);
+        self.mark_layers(namespace);
+    }
+
+    fn mark_escaped(&mut self, namespace: OverlayXattrs) {
         let (inner_opaque, inner_whiteout) = (escaped(namespace, "opaque"), escaped(namespace, "whiteout"));
+        if !self.xattrs.any_has(&inner_whiteout) {
+            return;
+        }
         let has = |sets: &XattrSets, set, name: &[u8]| sets.get(set).iter().any(|x| x.name == name);
         for id in 0..self.inodes.len() {
             let Kind::Directory(directory) = self.inodes[id].kind else { continue };
             let names = &self.edges[directory.first as usize..(directory.first + directory.count) as usize];
-            let mut set = self.inodes[id].xattrs;
+            let set = self.inodes[id].xattrs;
             if names.iter().any(|e| has(&self.xattrs, self.inodes[e.inode as usize].xattrs, &inner_whiteout))
                 && !has(&self.xattrs, set, &inner_opaque)
             {
-                set = self.xattrs.with(set, &inner_opaque, b"x");
+                self.inodes[id].xattrs = self.xattrs.with(set, &inner_opaque, b"x");
             }
+        }
+    }
+
+    /// Opaque directories hide what is below them, and those with whiteouts are to be read as merged even where no
+    /// lower layer has them, so that the whiteouts do not show (the kernel's `ovl_path_check_origin_xattr`).
+    pub(crate) fn mark_layers(&mut self, namespace: OverlayXattrs) {
+        let name = |what: &str| format!("{}{what}", namespace.prefix()).into_bytes();
+        let (opaque, origin) = (name("opaque"), name("origin"));
+        for id in 0..self.inodes.len() {
+            let Kind::Directory(directory) = self.inodes[id].kind else { continue };
+            let names = &self.edges[directory.first as usize..(directory.first + directory.count) as usize];
+            let set = self.inodes[id].xattrs;
             if directory.opaque {
-                set = self.xattrs.with(set, &opaque, b"y");
+                self.inodes[id].xattrs = self.xattrs.with(set, &opaque, b"y");
             } else if self.whiteout.is_some() && names.iter().any(|e| Some(e.inode) == self.whiteout) {
-                set = self.xattrs.with(set, &origin, b"");
+                self.inodes[id].xattrs = self.xattrs.with(set, &origin, b"");
             }
-            self.inodes[id].xattrs = set;
         }
     }
 }

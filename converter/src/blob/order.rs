@@ -1,12 +1,12 @@
 //! Whether a blob has its chunks in tree order, and putting them there.
 
-use super::{BlobTooLarge, Contents, Segments};
+use super::{BlobTooLarge, Contents, Known, Segments};
 use crate::chunk_table::Record;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, NULL_BLOCK, SEGMENT_BLOCKS};
 use crate::extent::{Chunked, FileData, Runs};
 use crate::read_at::ReadAt;
 use crate::tree::{InodeId, Kind, Tree};
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::io;
 
 /// Why a blob could not be put in order.
@@ -79,16 +79,41 @@ pub fn rewrite(
     mut emit: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> Result<Contents, OrderError> {
     let digests: HashMap<u32, [u8; 32]> = contents.stored.iter().map(|s| (s.start, s.digest)).collect();
-    let mut moved: HashMap<u32, u32> = HashMap::with_capacity(digests.len());
+    let fetch = |_: u16, block: u32, bytes: &mut [u8]| {
+        old.read_exact_at(bytes, u64::from(block) * u64::from(BLOCK_SIZE))?;
+        Ok::<_, OrderError>(digests[&block])
+    };
+    let gathered = gather(tree, order, contents.runs, fetch, |segment| Ok(emit(segment)?))?;
+    Ok(Contents { deduplicated: contents.deduplicated, ..gathered })
+}
+
+/// Makes one blob of the chunks that the tree's files use, in tree order, each once whatever blob it is in. `fetch` reads
+/// a chunk (device, first block, its bytes) and tells its BLAKE3; `emit` gets the new blob's segments in order. The
+/// tree's files are changed to refer to the result, as device 1.
+///
+/// # Errors
+/// What `fetch` and `emit` fail with, and when the blob would be too large.
+///
+/// # Panics
+/// When `runs` are not of `tree`.
+pub fn gather<E: From<BlobTooLarge>>(
+    tree: &mut Tree,
+    order: &[(InodeId, u32)],
+    old: Runs,
+    mut fetch: impl FnMut(u16, u32, &mut [u8]) -> Result<[u8; 32], E>,
+    mut emit: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<Contents, E> {
+    let mut moved: HashMap<(u16, u32, u32), u32> = HashMap::new();
     let mut segments = Segments::default();
-    let mut stored = Vec::with_capacity(digests.len());
+    let mut known = Known::default();
     let mut runs = Runs::default();
+    let mut deduplicated = 0;
     let all: Vec<(InodeId, Chunked)> = files(tree, order).collect();
     for (id, file) in all {
         let blocks_a_chunk = 1u32 << (u32::from(file.chunk_bits) - BLOCK_BITS).min(31);
         let first = runs.next();
-        let mut chunks = chunks_of(&file, &contents.runs);
-        for run in contents.runs.of(&file) {
+        let mut chunks = chunks_of(&file, &old);
+        for run in old.of(&file) {
             if run.block == NULL_BLOCK {
                 runs.push_holes(first, u64::from(run.chunks));
                 continue;
@@ -96,14 +121,21 @@ pub fn rewrite(
             for _ in 0..run.chunks {
                 let (block, blocks) = chunks.next().expect("the run has this many");
                 let block = u32::try_from(block).map_err(|_| BlobTooLarge)?;
-                let place = match moved.get(&block) {
+                let place = match moved.get(&(run.device, block, blocks)) {
                     Some(place) => *place,
                     None => {
                         segments.reserve(blocks as usize * BLOCK_SIZE as usize);
-                        old.read_exact_at(segments.reserved(), u64::from(block) * u64::from(BLOCK_SIZE))?;
-                        let place = segments.commit()?;
-                        moved.insert(block, place);
-                        stored.push(Record { digest: digests[&block], start: place, blocks, input: None });
+                        let digest = fetch(run.device, block, segments.reserved())?;
+                        let place = if let Some(place) = known.find(&digest) {
+                            segments.cancel();
+                            deduplicated += u64::from(blocks) * u64::from(BLOCK_SIZE);
+                            place
+                        } else {
+                            let start = segments.commit()?;
+                            known.insert(Record { digest, start, blocks, input: None });
+                            start
+                        };
+                        moved.insert((run.device, block, blocks), place);
                         while let Some(segment) = segments.take() {
                             emit(&segment)?;
                             segments.recycle(segment);
@@ -122,5 +154,11 @@ pub fn rewrite(
     while let Some(segment) = segments.take() {
         emit(&segment)?;
     }
-    Ok(Contents { runs, stored, blocks, deduplicated: contents.deduplicated })
+    Ok(Contents { runs, stored: known.stored, blocks, deduplicated })
+}
+
+/// Whether a chunk with data of the tree's files is longer than a segment, so that [`gather`] cannot place it.
+#[must_use]
+pub fn has_long_chunks(tree: &Tree, order: &[(InodeId, u32)], runs: &Runs) -> bool {
+    files(tree, order).any(|(_, file)| chunks_of(&file, runs).any(|(_, blocks)| blocks > SEGMENT_BLOCKS))
 }

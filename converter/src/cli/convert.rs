@@ -1,9 +1,9 @@
 //! `dsec-convert convert`.
 
 use super::options::{self, ConversionArgs};
-use super::{output, store_parser};
+use super::{merge, output, store_parser};
 use clap::Args as ClapArgs;
-use converter::convert::{Converted, convert_as};
+use converter::convert::{Converted, convert_merged_as};
 use converter::entry::Warning;
 use converter::layer::{BlobRef, Counts, TableRef};
 use converter::progress::{Progress, Silent};
@@ -59,16 +59,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     store.sweep()?;
     let request = args.conversion.request(args.source.clone(), options::jobs(args.jobs));
     let converted = if args.json || args.quiet {
-        convert_as(&args.name, &request, &store, &Silent)
+        convert_merged_as(&args.name, &request, args.conversion.merge_under, &store, &Silent)
     } else if io::stderr().is_terminal() {
         let bars = Bars::default();
-        let converted = convert_as(&args.name, &request, &store, &bars);
+        let converted = convert_merged_as(&args.name, &request, args.conversion.merge_under, &store, &bars);
         bars.all.clear()?;
         converted
     } else {
-        convert_as(&args.name, &request, &store, &Lines)
+        convert_merged_as(&args.name, &request, args.conversion.merge_under, &store, &Lines)
     };
-    let report = Report::new(&args.name, &converted?, began.elapsed());
+    let report = Report::new(&args.name, &converted?, began.elapsed())?;
     if args.json {
         return output::print(|out| output::json(out, &report));
     }
@@ -89,6 +89,9 @@ struct Report {
     config: String,
     platform: Option<String>,
     layers: Vec<LayerReport>,
+    /// The layers of the image, where some were merged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    merged: Vec<merge::LayerReport>,
     totals: Totals,
     warnings: Vec<Warning>,
 }
@@ -125,7 +128,12 @@ struct Totals {
 }
 
 impl Report {
-    fn new(name: &RefName, converted: &Converted, took: Duration) -> Self {
+    fn new(name: &RefName, converted: &Converted, took: Duration) -> anyhow::Result<Self> {
+        let merged = if converted.parts.iter().any(|part| part.merged.is_some()) {
+            merge::LayerReport::all(&converted.image, &converted.parts)?
+        } else {
+            Vec::new()
+        };
         let layers: Vec<LayerReport> = converted
             .layers
             .iter()
@@ -160,15 +168,16 @@ impl Report {
             deduplicated_bytes: sum(&|l| l.counts.deduplicated_bytes),
             seconds: took.as_secs_f64(),
         };
-        Self {
+        Ok(Self {
             image: name.to_string(),
             manifest: converted.manifest,
             config: converted.image.config.digest().to_string(),
             platform: converted.platform.as_ref().map(ToString::to_string),
             layers,
+            merged,
             totals,
             warnings: converted.warnings.clone(),
-        }
+        })
     }
 
     /// All warnings, with what stands before them.
@@ -212,6 +221,11 @@ impl Report {
             ">TIME",
         ];
         output::table(out, &head, &rows)?;
+        if !self.merged.is_empty() {
+            let rows: Vec<Vec<String>> = self.merged.iter().map(merge::LayerReport::row).collect();
+            writeln!(out)?;
+            output::table(out, &merge::COLUMNS, &rows)?;
+        }
         let t = &self.totals;
         writeln!(
             out,
@@ -279,5 +293,9 @@ impl Progress for Lines {
 
     fn layer_finished(&self, index: usize, reused: bool) {
         eprintln!("layer {index}: {}", if reused { "was there already" } else { "done" });
+    }
+
+    fn merging(&self, range: std::ops::Range<usize>) {
+        eprintln!("layers {} to {}: merging", range.start, range.end - 1);
     }
 }

@@ -7,6 +7,7 @@ use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 use converter::entry::printable;
 use converter::erofs::read::Image;
+use converter::layer::Origin;
 use converter::manifest::{Layer, OverlayXattrs, annotation};
 use converter::read_at::ReadAt;
 use fs3_client::StoreLocation;
@@ -90,9 +91,13 @@ fn print_image(args: &Args, name: &str, found: &Found) -> anyhow::Result<()> {
         writeln!(out, "config    {}", found.manifest.config.digest())?;
         for (index, layer) in layers.iter().enumerate() {
             let kept = if layer.whiteouts { ", whiteouts kept" } else { "" };
-            let diff_id = annotated(&layer.metadata, annotation::DIFF_ID).unwrap_or("unknown");
-            writeln!(out, "\nlayer {index}{kept}")?;
-            writeln!(out, "  diffID       {diff_id}")?;
+            let parts = Origin::of(layer);
+            let merged = if parts.len() > 1 { format!(", merged from {}", parts.len()) } else { String::new() };
+            writeln!(out, "\nlayer {index}{kept}{merged}")?;
+            for part in &parts {
+                let diff_id = part.diff_id.map_or_else(|| "unknown".to_owned(), |digest| digest.to_string());
+                writeln!(out, "  diffID       {diff_id}")?;
+            }
             let blobs = std::iter::once(("metadata", &layer.metadata))
                 .chain(layer.data.iter().map(|blob| ("data", blob)))
                 .chain(layer.chunk_tables.iter().map(|blob| ("chunk table", blob)));
@@ -116,6 +121,7 @@ fn json_layer(layer: &Layer) -> Value {
         "chunk_tables": layer.chunk_tables.iter().map(blob).collect::<Vec<_>>(),
         "diff_id": annotated(&layer.metadata, annotation::DIFF_ID),
         "source": annotated(&layer.metadata, annotation::SOURCE_DIGEST),
+        "parts": Origin::of(layer),
         "whiteouts": layer.whiteouts,
         "overlay_xattrs": match layer.overlay_xattrs {
             OverlayXattrs::Trusted => "trusted",

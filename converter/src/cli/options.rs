@@ -4,6 +4,7 @@ use clap::Args as ClapArgs;
 use converter::convert::Request;
 use converter::layer::Options;
 use converter::manifest::OverlayXattrs;
+use converter::merge::Under;
 use converter::source::{Platform, SourceRef};
 
 /// What `convert` and `batch` both understand. An option that changes the layers' bytes must have its part in
@@ -13,6 +14,10 @@ pub(super) struct ConversionArgs {
     /// Which image of a multi-platform one
     #[arg(long, value_name = "OS/ARCH[/VARIANT]", default_value_t = Platform::host())]
     pub(super) platform: Platform,
+    /// Merge runs of consecutive layers that stay under this size together (metadata and data, a blob that several
+    /// refer to counted once): a size such as 512MiB, `all`, or `none`
+    #[arg(long, value_name = "SIZE|all|none", default_value_t = Under::default())]
+    pub(super) merge_under: Under,
     /// Keep files up to this many bytes in the metadata image, where they fit beside their inode
     #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=4096))]
     inline_max: u32,

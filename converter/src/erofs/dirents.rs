@@ -46,48 +46,63 @@ pub fn packed_size(lengths: impl Iterator<Item = usize>) -> u64 {
     full * BLOCK as u64 + used as u64
 }
 
-/// Calls `emit` with each block's bytes: all but the last padded with zeros to the block size.
+/// Packs directories one after the other.
+#[derive(Debug, Default)]
+pub struct Packer {
+    /// The names of the block at hand, and its bytes.
+    names: Vec<u8>,
+    entries: Vec<(u64, u16, FileType)>,
+    out: Vec<u8>,
+}
+
+impl Packer {
+    /// Calls `emit` with each block's bytes: all but the last padded with zeros to the block size.
+    ///
+    /// # Errors
+    /// What `emit` fails with.
+    pub fn pack<'n, E>(
+        &mut self,
+        names: impl Iterator<Item = Name<'n>>,
+        mut emit: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.names.clear();
+        self.entries.clear();
+        for name in names {
+            if (self.entries.len() + 1) * ENTRY + self.names.len() + name.name.len() > BLOCK {
+                self.encode();
+                self.out.resize(BLOCK, 0);
+                emit(&self.out)?;
+            }
+            let start = u16::try_from(self.names.len()).expect("inside a block");
+            self.entries.push((name.nid, start, name.file_type));
+            self.names.extend_from_slice(name.name);
+        }
+        self.encode();
+        emit(&self.out)
+    }
+
+    fn encode(&mut self) {
+        self.out.clear();
+        let names_at = u16::try_from(self.entries.len() * ENTRY).expect("inside a block");
+        for (nid, start, file_type) in self.entries.drain(..) {
+            let entry = Dirent {
+                nid: nid.into(),
+                name_offset: (names_at + start).into(),
+                file_type: file_type as u8,
+                reserved: 0,
+            };
+            self.out.extend_from_slice(entry.as_bytes());
+        }
+        self.out.append(&mut self.names);
+    }
+}
+
+/// As [`Packer::pack`], for one directory.
 ///
 /// # Errors
 /// What `emit` fails with.
-pub fn pack<'n, E>(
-    names: impl Iterator<Item = Name<'n>>,
-    mut emit: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut block: Vec<Name<'n>> = Vec::new();
-    let mut used = 0;
-    let mut out = Vec::with_capacity(BLOCK);
-    for name in names {
-        if used + ENTRY + name.name.len() > BLOCK {
-            encode(&block, &mut out);
-            out.resize(BLOCK, 0);
-            emit(&out)?;
-            block.clear();
-            used = 0;
-        }
-        used += ENTRY + name.name.len();
-        block.push(name);
-    }
-    encode(&block, &mut out);
-    emit(&out)
-}
-
-fn encode(names: &[Name<'_>], out: &mut Vec<u8>) {
-    out.clear();
-    let mut offset = names.len() * ENTRY;
-    for name in names {
-        let entry = Dirent {
-            nid: name.nid.into(),
-            name_offset: u16::try_from(offset).expect("inside a block").into(),
-            file_type: name.file_type as u8,
-            reserved: 0,
-        };
-        out.extend_from_slice(entry.as_bytes());
-        offset += name.name.len();
-    }
-    for name in names {
-        out.extend_from_slice(name.name);
-    }
+pub fn pack<'n, E>(names: impl Iterator<Item = Name<'n>>, emit: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+    Packer::default().pack(names, emit)
 }
 
 #[cfg(test)]

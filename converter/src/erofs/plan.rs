@@ -17,8 +17,8 @@ use super::format::{
 use super::xattr::Shared;
 use crate::entry::Timestamp;
 use crate::extent::FileData;
-use crate::tree::{InodeId, Kind, SetId, Tree};
-use std::collections::HashMap;
+use crate::tree::{InodeId, Kind, Tree};
+use hashbrown::HashMap;
 
 /// Slots in a block.
 const SLOTS: u32 = BLOCK_SIZE / SLOT_SIZE;
@@ -73,7 +73,10 @@ pub struct Plan<'t> {
     /// Position in `nodes` of each inode of the tree; `u32::MAX` for those out of reach.
     pub(super) position: Vec<u32>,
     pub(super) epoch: Timestamp,
-    pub(super) shared: Shared<'t>,
+    /// Shared attributes' records.
+    pub(super) shared_area: Vec<u8>,
+    /// By set of attributes: its bytes beside an inode.
+    areas: Vec<Box<[u8]>>,
     pub(super) meta_block: u32,
     pub(super) xattr_block: u32,
     /// Blocks of the image.
@@ -87,29 +90,41 @@ impl<'t> Plan<'t> {
     /// # Errors
     /// When EROFS cannot hold it.
     pub fn new(tree: &'t Tree, devices: usize) -> Result<Self, PlanError> {
-        let order = tree.order();
+        Self::of_ordered(tree, &tree.order(), devices)
+    }
+
+    /// As [`Plan::new`], with what [`Tree::order`] gave.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn of_ordered(tree: &'t Tree, order: &[(InodeId, u32)], devices: usize) -> Result<Self, PlanError> {
         let mut position = vec![u32::MAX; tree.inodes().len()];
         for (at, (inode, _)) in order.iter().enumerate() {
             position[*inode as usize] = u32::try_from(at).map_err(|_| PlanError::TooLarge("inodes"))?;
         }
-        let epoch = commonest_time(tree, &order);
-        let mut uses: HashMap<SetId, u64> = HashMap::new();
-        for (inode, _) in &order {
-            *uses.entry(tree.inode(*inode).xattrs).or_default() += 1;
+        let epoch = commonest_time(tree, order);
+        let mut uses = vec![0u64; tree.xattrs().len()];
+        for (inode, _) in order {
+            uses[tree.inode(*inode).xattrs.index()] += 1;
         }
-        let shared = Shared::choose(uses.into_iter().map(|(set, n)| (tree.xattrs().get(set), n)));
+        let used = || tree.xattrs().all().zip(&uses).map(|(set, n)| (set, *n));
+        let shared = Shared::choose(used().filter(|(_, n)| *n > 0));
+        // Those out of use have no bytes, so that they cost none.
+        let areas = used().map(|(set, n)| if n > 0 { shared.inline_area(set).into() } else { Box::default() });
+        let areas = areas.collect();
         let mut plan = Self {
             tree,
             nodes: Vec::with_capacity(order.len()),
             position,
             epoch,
-            shared,
+            shared_area: shared.area,
+            areas,
             meta_block: 0,
             xattr_block: 0,
             blocks: 0,
             chunked: false,
         };
-        plan.place_nodes(&order, devices)?;
+        plan.place_nodes(order, devices)?;
         Ok(plan)
     }
 
@@ -146,8 +161,8 @@ impl<'t> Plan<'t> {
             self.nodes[node].block = next;
             next = next.checked_add(blocks).ok_or_else(too_large)?;
         }
-        self.xattr_block = if self.shared.area.is_empty() { 0 } else { next };
-        let area = u32::try_from(self.shared.area.len().div_ceil(BLOCK_SIZE as usize)).map_err(|_| too_large())?;
+        self.xattr_block = if self.shared_area.is_empty() { 0 } else { next };
+        let area = u32::try_from(self.shared_area.len().div_ceil(BLOCK_SIZE as usize)).map_err(|_| too_large())?;
         self.blocks = next.checked_add(area).ok_or_else(too_large)?;
         // fsck.erofs 1.5 reads the header of an inode's xattrs even where it has none: not past the image's end.
         if u64::from(bare_end) == u64::from(self.blocks) * u64::from(SLOTS) {
@@ -180,8 +195,7 @@ impl<'t> Plan<'t> {
     /// Bytes at the inode's place and whole blocks elsewhere; decides the layout.
     fn measure(&mut self, node: &mut Node) -> Result<(u64, u32), PlanError> {
         let inode = self.tree.inode(node.inode);
-        let base =
-            u64::from(node.header_len()) + self.shared.inline_area(self.tree.xattrs().get(inode.xattrs)).len() as u64;
+        let base = u64::from(node.header_len()) + self.xattr_area(node.inode).len() as u64;
         let fits = |tail: u64| base + tail <= u64::from(BLOCK_SIZE);
         Ok(match &inode.kind {
             Kind::Directory(_) | Kind::Symlink(_) => {
@@ -212,6 +226,37 @@ impl<'t> Plan<'t> {
         })
     }
 
+    /// The nodes by their place in the image.
+    ///
+    /// Those that went to the first free block came in the order of their places; only the others, which filled gaps,
+    /// are sorted.
+    pub(super) fn by_slot(&self) -> impl Iterator<Item = &Node> {
+        let (mut rising, mut others) = (Vec::with_capacity(self.nodes.len()), Vec::new());
+        let mut end = 0;
+        for (node, at) in self.nodes.iter().zip(0u32..) {
+            if node.slot >= end {
+                end = node.slot;
+                rising.push(at);
+            } else {
+                others.push(at);
+            }
+        }
+        let slot = |at: &u32| self.nodes[*at as usize].slot;
+        others.sort_unstable_by_key(slot);
+        let (mut rising, mut others) = (rising.into_iter().peekable(), others.into_iter().peekable());
+        std::iter::from_fn(move || match (rising.peek(), others.peek()) {
+            (Some(a), Some(b)) if slot(b) < slot(a) => others.next(),
+            (Some(_), _) => rising.next(),
+            (None, _) => others.next(),
+        })
+        .map(|at| &self.nodes[at as usize])
+    }
+
+    /// The bytes of an inode's attributes beside it.
+    pub(super) fn xattr_area(&self, inode: InodeId) -> &[u8] {
+        &self.areas[self.tree.inode(inode).xattrs.index()]
+    }
+
     /// The number by which directories refer to a node.
     pub(super) fn nid(&self, inode: InodeId) -> u64 {
         let node = &self.nodes[self.position[inode as usize] as usize];
@@ -230,8 +275,9 @@ impl Node {
 /// The mtime that most inodes have: those can be compact. Of several, the earliest, so that the choice is one.
 fn commonest_time(tree: &Tree, order: &[(InodeId, u32)]) -> Timestamp {
     let mut counts: HashMap<Timestamp, u32> = HashMap::new();
-    for (inode, _) in order {
-        *counts.entry(tree.inode(*inode).mtime).or_default() += 1;
+    // Neighbours mostly have the same.
+    for group in order.chunk_by(|(a, _), (b, _)| tree.inode(*a).mtime == tree.inode(*b).mtime) {
+        *counts.entry(tree.inode(group[0].0).mtime).or_default() += u32::try_from(group.len()).unwrap_or(u32::MAX);
     }
     counts
         .into_iter()

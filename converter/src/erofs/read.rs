@@ -10,11 +10,11 @@
 
 mod cache;
 pub mod check;
-mod dir;
+pub(crate) mod dir;
 mod extent;
 mod features;
 mod inode;
-mod nid_set;
+pub(crate) mod nid_set;
 #[cfg(test)]
 pub(super) mod tests;
 mod walk;
@@ -186,8 +186,16 @@ impl<R: ReadAt> Image<R> {
     /// # Errors
     /// When the bytes are no EROFS image, a broken one, or one that needs features this program does not know.
     pub fn open(source: R) -> Result<Self, ReadError> {
+        Self::open_with_cache(source, cache::SLOTS)
+    }
+
+    /// As [`Image::open`], keeping at most `pages` pages of 16 KiB in memory: for many images at once.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn open_with_cache(source: R, pages: usize) -> Result<Self, ReadError> {
         let size = source.size().map_err(|e| cache::image_error(0, 0, e))?;
-        let cache = WindowCache::new(source, size);
+        let cache = WindowCache::new(source, size, pages);
         let superblock = read_superblock(&cache)?;
         let devices = read_devices(&cache, &superblock)?;
         let mut unified: Vec<(u64, u64, u16)> = devices
@@ -233,6 +241,11 @@ impl<R: ReadAt> Image<R> {
     pub fn root(&self) -> Result<Inode, ReadError> {
         let root = self.inode(self.superblock.root_nid)?;
         if root.is_dir() { Ok(root) } else { Err(ReadError::inode(root.nid, "mode", "the root is not a directory")) }
+    }
+
+    /// Bytes of the image as they are, through its cache.
+    pub(crate) fn read_raw(&self, buf: &mut [u8], offset: u64) -> Result<(), ReadError> {
+        self.cache.read(buf, offset)
     }
 
     /// Whether `len` bytes at `offset` of the image are, in part, its superblock or device table.
@@ -310,7 +323,7 @@ const fn checksummed_bytes(block_bits: u32) -> usize {
 }
 
 /// The checksum of a superblock whose block, from byte 1,024, is `block`; the checksum field counts as zero.
-pub(super) fn superblock_checksum(block: &[u8]) -> u32 {
+pub(crate) fn superblock_checksum(block: &[u8]) -> u32 {
     let head = block.get(..4).unwrap_or(block);
     let crc = format::crc32c(format::crc32c(u32::MAX, head), &[0; 4]);
     format::crc32c(crc, block.get(8..).unwrap_or(&[]))

@@ -1,15 +1,16 @@
 //! Writes a planned metadata image, front to back.
 
 use super::dirents;
+use super::output::{self, Output};
 use super::format::{
     BLOCK_BITS, BLOCK_SIZE, CHUNK_FORMAT_INDEXES, COMPAT_CHECKSUM, COMPAT_MTIME, ChunkIndex, CompactInode, DataLayout,
     DeviceSlot, ExtendedInode, INCOMPAT_CHUNKED, INCOMPAT_DEVICES_OR_HEAD2, MAGIC, NULL_BLOCK, SLOT_SIZE,
     SUPERBLOCK_AT, SUPERBLOCK_OFFSET, Superblock, crc32c,
 };
 use super::plan::{Node, Plan, PlanError};
-use crate::extent::{FileData, Runs};
+use crate::extent::{FileData, Runs, part_of};
 use crate::read_at::ReadAt;
-use crate::tree::{Kind, ROOT, Tree};
+use crate::tree::{InodeId, Kind, ROOT, Tree};
 use fs3_client::{Digest, Hasher};
 use std::fs::File;
 use std::io;
@@ -47,6 +48,24 @@ pub struct Written {
     pub inodes: u64,
 }
 
+/// Where the contents of inline files are.
+#[derive(Clone, Copy)]
+pub enum Contents<'s> {
+    /// In one spool, nearly in the order in which they are asked for.
+    Spool(&'s dyn ReadAt),
+    /// In several images ([`crate::extent::in_part`]), which read in large pieces by themselves.
+    Images(&'s [&'s dyn ReadAt]),
+}
+
+impl std::fmt::Debug for Contents<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Spool(_) => "Spool",
+            Self::Images(_) => "Images",
+        })
+    }
+}
+
 /// Writes the metadata image of `tree` to `out`, an empty file. `spool` holds the contents of inline files, `runs` the
 /// places of the others on `devices`. The same arguments give the same bytes.
 ///
@@ -59,36 +78,58 @@ pub fn write(
     devices: &[Device],
     out: &File,
 ) -> Result<Written, WriteError> {
-    let plan = Plan::new(tree, devices.len())?;
-    let mut image = Output { file: out, buffer: Vec::with_capacity(OUTPUT), flushed: 0, hash: blake3::Hasher::new() };
+    write_ordered(tree, &tree.order(), runs, Contents::Spool(spool), devices, out)
+}
+
+/// As [`write`], with what [`Tree::order`] gave, and with contents in any place.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_ordered(
+    tree: &Tree,
+    order: &[(InodeId, u32)],
+    runs: &Runs,
+    contents: Contents<'_>,
+    devices: &[Device],
+    out: &File,
+) -> Result<Written, WriteError> {
+    let plan = Plan::of_ordered(tree, order, devices.len())?;
+    let size = u64::from(plan.blocks) * u64::from(BLOCK_SIZE);
+    let hash = output::to_file(out, size, |image| write_plan(&plan, runs, contents, devices, image))?;
+    // The identity follows from the contents, so that two images share it only when they are the same.
     let mut superblock = superblock(&plan, devices.len());
+    superblock.uuid = uuid_from(hash.finalize().as_bytes());
+    seal(&mut superblock, out)?;
+    Ok(Written { digest: digest_of(out, size)?, size, inodes: plan.nodes.len() as u64 })
+}
+
+fn write_plan(
+    plan: &Plan<'_>,
+    runs: &Runs,
+    contents: Contents<'_>,
+    devices: &[Device],
+    image: &mut Output,
+) -> Result<(), WriteError> {
     image.pad_to(SUPERBLOCK_OFFSET)?;
-    image.put(superblock.as_bytes())?;
+    image.put(superblock(plan, devices.len()).as_bytes())?;
     for device in devices {
         image.put(device_slot(device).as_bytes())?;
     }
-    let mut window = Window::new(spool)?;
-    let mut by_slot: Vec<&Node> = plan.nodes.iter().collect();
-    by_slot.sort_unstable_by_key(|node| node.slot);
-    for node in by_slot {
+    let mut window = Window::new(contents)?;
+    let mut names = dirents::Packer::default();
+    for node in plan.by_slot() {
         image.pad_to(u64::from(node.slot) * u64::from(SLOT_SIZE))?;
-        put_node(&plan, node, runs, &mut window, &mut image)?;
+        put_node(plan, node, runs, &mut window, &mut names, image)?;
     }
     for node in plan.nodes.iter().filter(|node| node.block != NULL_BLOCK) {
         image.pad_to(u64::from(node.block) * u64::from(BLOCK_SIZE))?;
-        put_blocks(&plan, node, &mut image)?;
+        put_blocks(plan, node, &mut names, image)?;
     }
-    if !plan.shared.area.is_empty() {
+    if !plan.shared_area.is_empty() {
         image.pad_to(u64::from(plan.xattr_block) * u64::from(BLOCK_SIZE))?;
-        image.put(&plan.shared.area)?;
+        image.put(&plan.shared_area)?;
     }
-    let size = u64::from(plan.blocks) * u64::from(BLOCK_SIZE);
-    image.pad_to(size)?;
-    image.flush()?;
-    // The identity follows from the contents, so that two images share it only when they are the same.
-    superblock.uuid = uuid_from(image.hash.finalize().as_bytes());
-    seal(&mut superblock, out)?;
-    Ok(Written { digest: digest_of(out, size)?, size, inodes: plan.nodes.len() as u64 })
+    Ok(image.pad_to(u64::from(plan.blocks) * u64::from(BLOCK_SIZE))?)
 }
 
 fn superblock(plan: &Plan<'_>, devices: usize) -> Superblock {
@@ -145,15 +186,16 @@ fn put_node(
     plan: &Plan<'_>,
     node: &Node,
     runs: &Runs,
-    spool: &mut Window<'_>,
-    image: &mut Output<'_>,
+    contents: &mut Window<'_>,
+    names: &mut dirents::Packer,
+    image: &mut Output,
 ) -> Result<(), WriteError> {
     let inode = plan.tree.inode(node.inode);
-    let xattrs = plan.shared.inline_area(plan.tree.xattrs().get(inode.xattrs));
+    let xattrs = plan.xattr_area(node.inode);
     put_header(plan, node, xattrs.len(), image)?;
-    image.put(&xattrs)?;
+    image.put(xattrs)?;
     match &inode.kind {
-        Kind::Regular(FileData::Inline { at, len }) => image.put_from(spool, *at, *len as usize)?,
+        Kind::Regular(FileData::Inline { at, len }) => contents.copy(*at, *len as usize, image)?,
         Kind::Regular(FileData::Chunked(file)) => {
             image.pad_to(image.position().next_multiple_of(8))?;
             let blocks_a_chunk = 1u64 << (u32::from(file.chunk_bits) - BLOCK_BITS);
@@ -172,20 +214,22 @@ fn put_node(
             }
         }
         Kind::Directory(_) | Kind::Symlink(_) if node.layout == DataLayout::FlatInline => {
-            let mut last = Vec::new();
-            each_block(plan, node, |bytes| {
-                last.clear();
-                last.extend_from_slice(bytes);
+            let whole = node.size / u64::from(BLOCK_SIZE);
+            let mut index = 0;
+            each_block(plan, node, names, |bytes| {
+                if index == whole {
+                    image.put(bytes)?;
+                }
+                index += 1;
                 Ok(())
             })?;
-            image.put(&last)?;
         }
         _ => {}
     }
     Ok(())
 }
 
-fn put_header(plan: &Plan<'_>, node: &Node, xattr_area: usize, image: &mut Output<'_>) -> Result<(), WriteError> {
+fn put_header(plan: &Plan<'_>, node: &Node, xattr_area: usize, image: &mut Output) -> Result<(), WriteError> {
     let inode = plan.tree.inode(node.inode);
     // 0 for none, else 1 and a unit for each 4 bytes behind the 12 of the header.
     let xattr_count = if xattr_area == 0 { 0 } else { (xattr_area - 12) / 4 + 1 };
@@ -237,10 +281,15 @@ fn put_header(plan: &Plan<'_>, node: &Node, xattr_area: usize, image: &mut Outpu
 }
 
 /// The blocks of a directory or symlink that are not beside the inode.
-fn put_blocks(plan: &Plan<'_>, node: &Node, image: &mut Output<'_>) -> Result<(), WriteError> {
+fn put_blocks(
+    plan: &Plan<'_>,
+    node: &Node,
+    names: &mut dirents::Packer,
+    image: &mut Output,
+) -> Result<(), WriteError> {
     let whole = node.size / u64::from(BLOCK_SIZE);
     let mut index = 0;
-    each_block(plan, node, |bytes| {
+    each_block(plan, node, names, |bytes| {
         if index < whole || node.layout == DataLayout::FlatPlain {
             image.put(bytes)?;
         }
@@ -252,6 +301,7 @@ fn put_blocks(plan: &Plan<'_>, node: &Node, image: &mut Output<'_>) -> Result<()
 fn each_block(
     plan: &Plan<'_>,
     node: &Node,
+    packer: &mut dirents::Packer,
     mut emit: impl FnMut(&[u8]) -> Result<(), WriteError>,
 ) -> Result<(), WriteError> {
     match &plan.tree.inode(node.inode).kind {
@@ -263,7 +313,7 @@ fn each_block(
                 file_type: plan.tree.inode(inode).kind.file_type(),
             });
             let dotted = dirents::with_dots(names, plan.nid(node.inode), plan.nid(directory.parent));
-            dirents::pack(dotted, emit)
+            packer.pack(dotted, emit)
         }
         _ => Ok(()),
     }
@@ -291,10 +341,10 @@ fn seal(superblock: &mut Superblock, out: &File) -> io::Result<()> {
 /// Digest of the first `size` bytes of `file`.
 fn digest_of(file: &File, size: u64) -> io::Result<Digest> {
     let mut hasher = Hasher::default();
-    let mut buffer = vec![0; OUTPUT];
+    let mut buffer = vec![0; output::PIECE];
     let mut at = 0;
     while at < size {
-        let take = usize::try_from((size - at).min(OUTPUT as u64)).expect("at most 1 MiB");
+        let take = usize::try_from((size - at).min(output::PIECE as u64)).expect("at most 1 MiB");
         ReadAt::read_exact_at(file, &mut buffer[..take], at)?;
         hasher.update(&buffer[..take]);
         at += take as u64;
@@ -302,11 +352,9 @@ fn digest_of(file: &File, size: u64) -> io::Result<Digest> {
     Ok(hasher.finish())
 }
 
-const OUTPUT: usize = 1 << 20;
-
-/// The spool, read in large pieces: small files are asked for nearly in the order in which they were spooled.
+/// Contents of inline files, read in large pieces.
 struct Window<'s> {
-    spool: &'s dyn ReadAt,
+    contents: Contents<'s>,
     size: u64,
     start: u64,
     bytes: Vec<u8>,
@@ -315,70 +363,32 @@ struct Window<'s> {
 const WINDOW: usize = 256 << 10;
 
 impl<'s> Window<'s> {
-    fn new(spool: &'s dyn ReadAt) -> io::Result<Self> {
-        Ok(Self { spool, size: spool.size()?, start: 0, bytes: Vec::new() })
+    fn new(contents: Contents<'s>) -> io::Result<Self> {
+        let size = match contents {
+            Contents::Spool(spool) => spool.size()?,
+            Contents::Images(_) => 0,
+        };
+        Ok(Self { contents, size, start: 0, bytes: Vec::new() })
     }
 
-    fn read(&mut self, at: u64, len: usize) -> io::Result<&[u8]> {
-        let held = self.start..self.start + self.bytes.len() as u64;
-        if !(held.contains(&at) && at + len as u64 <= held.end) {
-            let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
-            self.bytes.resize(left.min(WINDOW).max(len), 0);
-            self.start = at;
-            self.spool.read_exact_at(&mut self.bytes, at)?;
+    fn copy(&mut self, at: u64, len: usize, image: &mut Output) -> io::Result<()> {
+        match self.contents {
+            Contents::Spool(spool) => {
+                let held = self.start..self.start + self.bytes.len() as u64;
+                if !(held.contains(&at) && at + len as u64 <= held.end) {
+                    let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
+                    self.bytes.resize(left.min(WINDOW).max(len), 0);
+                    self.start = at;
+                    spool.read_exact_at(&mut self.bytes, at)?;
+                }
+                let from = usize::try_from(at - self.start).expect("inside the window");
+                image.put(&self.bytes[from..from + len])
+            }
+            Contents::Images(images) => {
+                let (part, offset) = part_of(at);
+                let source = images.get(part).ok_or(io::ErrorKind::InvalidInput)?;
+                image.put_with(len, |buffer| source.read_exact_at(buffer, offset))
+            }
         }
-        let from = usize::try_from(at - self.start).expect("inside the window");
-        Ok(&self.bytes[from..from + len])
-    }
-}
-
-/// Bytes on their way to the image, in order.
-struct Output<'f> {
-    file: &'f File,
-    buffer: Vec<u8>,
-    flushed: u64,
-    hash: blake3::Hasher,
-}
-
-impl Output<'_> {
-    fn position(&self) -> u64 {
-        self.flushed + self.buffer.len() as u64
-    }
-
-    fn room(&mut self, len: usize) -> io::Result<()> {
-        if self.buffer.len() + len > OUTPUT { self.flush() } else { Ok(()) }
-    }
-
-    fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            let take = bytes.len().min(OUTPUT);
-            self.room(take)?;
-            self.buffer.extend_from_slice(&bytes[..take]);
-            bytes = &bytes[take..];
-        }
-        Ok(())
-    }
-
-    fn put_from(&mut self, spool: &mut Window<'_>, at: u64, len: usize) -> io::Result<()> {
-        let bytes = spool.read(at, len)?;
-        self.put(bytes)
-    }
-
-    fn pad_to(&mut self, offset: u64) -> io::Result<()> {
-        while self.position() < offset {
-            let take = usize::try_from((offset - self.position()).min(OUTPUT as u64)).expect("at most 1 MiB");
-            self.room(take)?;
-            self.buffer.resize(self.buffer.len() + take, 0);
-        }
-        debug_assert_eq!(self.position(), offset, "the plan's places overlap");
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.hash.update(&self.buffer);
-        self.file.write_all_at(&self.buffer, self.flushed)?;
-        self.flushed += self.buffer.len() as u64;
-        self.buffer.clear();
-        Ok(())
     }
 }

@@ -3,12 +3,12 @@
 use super::{Counts, LayerError, Options, ReadLayer};
 use crate::chunk_table;
 use crate::entry::Warning;
-use crate::erofs::write::{Device, write};
+use crate::erofs::write::{Contents, Device, write_ordered};
 use crate::extent::FileData;
 use crate::manifest::{
     self, CHUNK_TABLE_MEDIA_TYPE, DATA_MEDIA_TYPE, METADATA_MEDIA_TYPE, OverlayXattrs, Unresolved, annotation,
 };
-use crate::tree::{Kind, Tree};
+use crate::tree::{InodeId, Kind, Tree};
 use crate::unpack::Compression;
 use fs3_client::{Digest, Store};
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,41 @@ pub struct Existing {
     pub table: Option<BlobRef>,
 }
 
+/// What a layer was converted from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Digest of the stored source bytes, where there were any.
+    pub source: Option<Digest>,
+    /// Digest of the plain tar, where there was one.
+    pub diff_id: Option<Digest>,
+}
+
+/// Stands in a list of digests for one that there is not.
+const NO_DIGEST: &str = "-";
+
+impl Origin {
+    /// What a layer of an image was converted from: several, bottom first, when it was merged.
+    #[must_use]
+    pub fn of(layer: &manifest::Layer) -> Vec<Self> {
+        let list = |key: &str| -> Vec<Option<Digest>> {
+            let annotations = layer.metadata.annotations().as_ref();
+            let text = annotations.and_then(|all| all.get(key)).map_or(NO_DIGEST, String::as_str);
+            text.split(',').map(|digest| digest.parse().ok()).collect()
+        };
+        let (sources, diff_ids) = (list(annotation::SOURCE_DIGEST), list(annotation::DIFF_ID));
+        let at = |list: &[Option<Digest>], index: usize| list.get(index).copied().flatten();
+        (0..sources.len().max(diff_ids.len()))
+            .map(|index| Self { source: at(&sources, index), diff_id: at(&diff_ids, index) })
+            .collect()
+    }
+
+    /// A list of them as annotations have it.
+    fn join(parts: &[Self], digest: impl Fn(&Self) -> Option<Digest>) -> String {
+        let texts = parts.iter().map(|part| digest(part).map_or_else(|| NO_DIGEST.to_owned(), |d| d.to_string()));
+        texts.collect::<Vec<_>>().join(",")
+    }
+}
+
 /// A finished layer: what a run reports, and what a later run needs to use it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -51,6 +86,9 @@ pub struct Record {
     pub compression: Option<Compression>,
     /// Digest of the plain tar, where there was one.
     pub diff_id: Option<Digest>,
+    /// What a merged layer's parts were converted from, bottom first; empty for others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Origin>,
     /// The metadata image.
     pub metadata: BlobRef,
     /// The data blobs in device order: the layer's own first, then those of lower layers that it links into.
@@ -106,15 +144,18 @@ pub fn publish(
         })
         .collect();
     let staged = store.stage("metadata")?;
-    let written = write(&layer.tree, &layer.contents.runs, &layer.spool, &devices, &staged)?;
+    let order = layer.tree.order();
+    let contents = Contents::Spool(&layer.spool);
+    let written = write_ordered(&layer.tree, &order, &layer.contents.runs, contents, &devices, &staged)?;
     staged.publish(&written.digest, written.size)?;
-    let mut counts = count(&layer.tree);
+    let mut counts = count(&layer.tree, &order);
     counts.inodes = written.inodes;
     counts.deduplicated_bytes = layer.contents.deduplicated;
     Ok(Record {
         source: layer.source.map(|(digest, _)| digest),
         compression: layer.compression,
         diff_id: layer.diff_id,
+        parts: Vec::new(),
         metadata: BlobRef { digest: written.digest, size: written.size },
         data,
         chunk_tables,
@@ -125,10 +166,11 @@ pub fn publish(
     })
 }
 
-fn count(tree: &Tree) -> Counts {
+/// Counts what a tree holds, in the order that [`Tree::order`] gave.
+pub(crate) fn count(tree: &Tree, order: &[(InodeId, u32)]) -> Counts {
     let mut counts = Counts::default();
-    for (id, links) in tree.order() {
-        match &tree.inode(id).kind {
+    for (id, links) in order {
+        match &tree.inode(*id).kind {
             Kind::Regular(data) => {
                 counts.files += 1;
                 counts.file_bytes += data.size();
@@ -142,7 +184,7 @@ fn count(tree: &Tree) -> Counts {
                 counts.opaques += u64::from(directory.opaque);
             }
             Kind::Symlink(_) => counts.symlinks += 1,
-            _ if tree.whiteout() == Some(id) => counts.whiteouts += u64::from(links),
+            _ if tree.whiteout() == Some(*id) => counts.whiteouts += u64::from(*links),
             _ => {}
         }
     }
@@ -157,8 +199,13 @@ impl Record {
             (annotation::BLOCK_SIZE, crate::erofs::format::BLOCK_SIZE.to_string()),
             (annotation::COMPRESSION, "none".to_owned()),
         ];
-        source.extend(self.source.map(|digest| (annotation::SOURCE_DIGEST, digest.to_string())));
-        source.extend(self.diff_id.map(|digest| (annotation::DIFF_ID, digest.to_string())));
+        if self.parts.is_empty() {
+            source.extend(self.source.map(|digest| (annotation::SOURCE_DIGEST, digest.to_string())));
+            source.extend(self.diff_id.map(|digest| (annotation::DIFF_ID, digest.to_string())));
+        } else {
+            source.push((annotation::SOURCE_DIGEST, Origin::join(&self.parts, |part| part.source)));
+            source.push((annotation::DIFF_ID, Origin::join(&self.parts, |part| part.diff_id)));
+        }
         if self.unresolved != Unresolved::default() {
             let json = serde_json::to_string(&self.unresolved).expect("strings always serialise");
             source.push((annotation::UNRESOLVED, json));

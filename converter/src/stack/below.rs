@@ -4,6 +4,8 @@ use crate::erofs::format::{DataLayout, FileType};
 use crate::erofs::read::{Image, Inode, ReadError};
 use crate::layer::{Existing, LayerError, Record};
 use crate::manifest::OverlayXattrs;
+use crate::read_at::ReadAt;
+use crate::stack::fold::{Fold, InLayer, Outcome};
 use fs3_client::Store;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,7 +15,7 @@ use std::ops::Deref;
 /// Most symbolic links followed for one path.
 const FOLLOW_MAX: usize = 40;
 
-/// One lower layer.
+/// One lower layer of a store.
 pub(super) struct Lower {
     image: Image<File>,
     data: Vec<Existing>,
@@ -28,6 +30,14 @@ impl Deref for Lower {
 }
 
 impl Lower {
+    pub(super) fn open_all(records: &[Record], store: &Store) -> Result<Vec<Self>, LayerError> {
+        let layers = records.iter().map(|record| {
+            let file = store.open_blob(&record.metadata.digest, record.metadata.size)?;
+            Ok(Self { image: Image::open(file)?, data: record.existing().collect() })
+        });
+        layers.collect()
+    }
+
     /// The blob behind device `device`.
     pub(super) fn blob(&self, device: u16) -> Result<&Existing, ReadError> {
         self.data.get(usize::from(device).wrapping_sub(1)).ok_or_else(|| ReadError::Superblock {
@@ -45,25 +55,25 @@ impl Lower {
     }
 }
 
-/// What is at a path.
-pub(super) enum Found<'b> {
+/// What is at a path, and in which layer.
+pub(crate) enum Found {
     Nothing,
     /// A directory: the topmost of those merged there.
-    Directory(Inode, &'b Lower),
+    Directory(Inode, usize),
     /// Anything else.
-    Object(Inode, &'b Lower),
+    Object(Inode, usize),
 }
 
 /// What the layer on top has at a path.
-pub(super) enum Above {
+pub(crate) enum Above {
     Nothing,
     Symlink(Vec<u8>),
     Other,
 }
 
 /// Lower layers, bottom first.
-pub(super) struct Below {
-    layers: Vec<Lower>,
+pub(crate) struct Below<L> {
+    layers: Vec<L>,
     overlay: OverlayXattrs,
     root: Merged,
     /// From the root to the last directory that was looked at.
@@ -106,57 +116,78 @@ impl Way {
     }
 }
 
-/// The directories that are merged at one path, topmost first: (layer, inode).
-type Merged = Vec<(usize, Inode)>;
+/// The directories that are merged at one path, topmost first.
+#[derive(Default)]
+struct Merged {
+    layers: Vec<InLayer>,
+    /// They hide what may be further down.
+    opaque: bool,
+}
 
-impl Below {
-    pub(super) fn open(records: &[Record], store: &Store, overlay: OverlayXattrs) -> Result<Self, LayerError> {
-        let layers = records.iter().map(|record| {
-            let file = store.open_blob(&record.metadata.digest, record.metadata.size)?;
-            Ok(Lower { image: Image::open(file)?, data: record.existing().collect() })
-        });
-        let layers: Vec<Lower> = layers.collect::<Result<_, LayerError>>()?;
-        let mut below = Self { layers, overlay, root: Vec::new(), way: RefCell::default() };
+impl<R: ReadAt, L: Deref<Target = Image<R>>> Below<L> {
+    pub(crate) fn new(layers: Vec<L>, overlay: OverlayXattrs) -> Result<Self, ReadError> {
+        let mut below = Self { layers, overlay, root: Merged::default(), way: RefCell::default() };
         for (layer, lower) in below.layers.iter().enumerate().rev() {
             let root = lower.root()?;
-            let opaque = below.is_opaque(lower, &root)?;
-            below.root.push((layer, root));
+            let opaque = is_opaque(&**lower, &root, overlay)?;
+            below.root.layers.push((layer, root));
             if opaque {
+                below.root.opaque = true;
                 break;
             }
         }
         Ok(below)
     }
 
+    /// The layer at a position that was found.
+    pub(crate) fn layer(&self, index: usize) -> &L {
+        &self.layers[index]
+    }
+
     /// What is at `path`, its own parents taken as they are (no symbolic link is followed).
     ///
     /// The way to the last path is kept, since paths come in tree order: a deep tree is not walked from its root for
     /// every directory.
-    pub(super) fn look(&self, path: &[u8]) -> Result<Found<'_>, ReadError> {
+    pub(crate) fn look(&self, path: &[u8]) -> Result<Found, ReadError> {
+        Ok(self.find(path)?.0)
+    }
+
+    /// Whether what is at `path` in layers further down would show: these have nothing there, and do not hide it.
+    pub(crate) fn lets_through(&self, path: &[u8]) -> Result<bool, ReadError> {
+        Ok(self.find(path)?.1)
+    }
+
+    /// What is at `path`, and whether layers further down count there.
+    fn find(&self, path: &[u8]) -> Result<(Found, bool), ReadError> {
         let mut way = self.way.borrow_mut();
         let walked = way.turn_to(path);
         let mut components = path[walked..].split(|b| *b == b'/').filter(|c| !c.is_empty()).peekable();
         while let Some(component) = components.next() {
             let merged = way.levels.last().map_or(&self.root, |(_, merged)| merged);
-            match self.step(merged, component)? {
-                Step::Directory(below) => way.push(component, below),
-                Step::Object(layer, inode) if components.peek().is_none() => {
-                    return Ok(Found::Object(inode, &self.layers[layer]));
+            match self.step(&merged.layers, component)? {
+                Outcome::Directory { layers, opaque } => {
+                    // What is below an opaque directory is hidden as well.
+                    let opaque = opaque || merged.opaque;
+                    way.push(component, Merged { layers, opaque });
                 }
-                Step::Object(..) | Step::Nothing => return Ok(Found::Nothing),
+                Outcome::Object((layer, inode)) if components.peek().is_none() => {
+                    return Ok((Found::Object(inode, layer), false));
+                }
+                Outcome::Object(..) | Outcome::Whiteout => return Ok((Found::Nothing, false)),
+                Outcome::Nothing => return Ok((Found::Nothing, !merged.opaque)),
             }
         }
         let merged = way.levels.last().map_or(&self.root, |(_, merged)| merged);
-        Ok(match merged.first() {
-            Some((layer, inode)) => Found::Directory(inode.clone(), &self.layers[*layer]),
-            None => Found::Nothing,
+        Ok(match merged.layers.first() {
+            Some((layer, inode)) => (Found::Directory(inode.clone(), *layer), !merged.opaque),
+            None => (Found::Nothing, true),
         })
     }
 
     /// The names in the root that no whiteout of these layers hides; each once, sorted.
-    pub(super) fn root_names(&self) -> Result<BTreeSet<Vec<u8>>, ReadError> {
+    pub(crate) fn root_names(&self) -> Result<BTreeSet<Vec<u8>>, ReadError> {
         let mut names = BTreeSet::new();
-        for (layer, root) in &self.root {
+        for (layer, root) in &self.root.layers {
             for entry in self.layers[*layer].dir(root)? {
                 let entry = entry?;
                 if !entry.is_dot() && !names.contains(&entry.name) && !matches!(self.look(&entry.name)?, Found::Nothing)
@@ -170,12 +201,12 @@ impl Below {
 
     /// Where `path` leads when every symbolic link in it is followed inside the root, the last one too. What does not
     /// exist is kept as it is. `None` when there are too many, as in a circle.
-    pub(super) fn follow(&self, path: &[u8]) -> Result<Option<Vec<Vec<u8>>>, ReadError> {
+    pub(crate) fn follow(&self, path: &[u8]) -> Result<Option<Vec<Vec<u8>>>, ReadError> {
         self.follow_over(path, |_| Above::Nothing)
     }
 
     /// As [`Below::follow`], with a layer on top, asked for what it has at a path.
-    pub(super) fn follow_over(
+    pub(crate) fn follow_over(
         &self,
         path: &[u8],
         above: impl Fn(&[u8]) -> Above,
@@ -198,7 +229,9 @@ impl Below {
                 Above::Symlink(target) => target,
                 Above::Other => continue,
                 Above::Nothing => match self.look(&here)? {
-                    Found::Object(inode, image) if inode.file_type() == FileType::Symlink => image.read_link(&inode)?,
+                    Found::Object(inode, layer) if inode.file_type() == FileType::Symlink => {
+                        self.layers[layer].read_link(&inode)?
+                    }
                     _ => continue,
                 },
             };
@@ -217,7 +250,7 @@ impl Below {
     }
 
     /// `path` with its parents followed and its last component kept; `None` for the root, and where there is no end.
-    pub(super) fn parent_of(&self, path: &[u8], above: impl Fn(&[u8]) -> Above) -> Result<Option<Vec<u8>>, ReadError> {
+    pub(crate) fn parent_of(&self, path: &[u8], above: impl Fn(&[u8]) -> Above) -> Result<Option<Vec<u8>>, ReadError> {
         let mut components: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|c| !c.is_empty()).collect();
         let Some(name) = components.pop() else { return Ok(None) };
         let Some(mut place) = self.follow_over(&components.join(&b'/'), above)? else { return Ok(None) };
@@ -225,38 +258,23 @@ impl Below {
         Ok(Some(place.join(&b'/')))
     }
 
-    fn step(&self, merged: &Merged, name: &[u8]) -> Result<Step, ReadError> {
-        let mut below: Merged = Vec::new();
+    fn step(&self, merged: &[InLayer], name: &[u8]) -> Result<Outcome, ReadError> {
+        let mut fold = Fold::default();
         for (layer, directory) in merged {
             let lower = &self.layers[*layer];
             let Some(nid) = lower.lookup(directory, name)? else { continue };
-            let inode = lower.inode(nid)?;
-            if inode.is_whiteout() {
-                break;
-            }
-            if !inode.is_dir() {
-                return Ok(if below.is_empty() { Step::Object(*layer, inode) } else { Step::Directory(below) });
-            }
-            let opaque = self.is_opaque(lower, &inode)?;
-            below.push((*layer, inode));
-            if opaque {
+            if fold.add(*layer, lower.inode(nid)?, |inode| is_opaque(&**lower, inode, self.overlay))? {
                 break;
             }
         }
-        Ok(if below.is_empty() { Step::Nothing } else { Step::Directory(below) })
-    }
-
-    fn is_opaque(&self, lower: &Lower, directory: &Inode) -> Result<bool, ReadError> {
-        if directory.xattr_size == 0 {
-            return Ok(false);
-        }
-        let name = format!("{}opaque", self.overlay.prefix());
-        Ok(lower.xattrs(directory)?.iter().any(|x| x.name == name.as_bytes() && x.value == b"y"))
+        Ok(fold.finish())
     }
 }
 
-enum Step {
-    Nothing,
-    Directory(Merged),
-    Object(usize, Inode),
+fn is_opaque<R: ReadAt>(image: &Image<R>, directory: &Inode, overlay: OverlayXattrs) -> Result<bool, ReadError> {
+    if directory.xattr_size == 0 {
+        return Ok(false);
+    }
+    let name = format!("{}opaque", overlay.prefix());
+    Ok(image.xattrs(directory)?.iter().any(|x| x.name == name.as_bytes() && x.value == b"y"))
 }

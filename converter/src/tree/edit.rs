@@ -37,6 +37,12 @@ impl Tree {
         matches!(self.inodes[id as usize].kind, Kind::Directory(Directory { opaque: true, .. }))
     }
 
+    /// Whether `id` is a directory that nothing described.
+    #[must_use]
+    pub(crate) fn is_implied(&self, id: InodeId) -> bool {
+        matches!(self.inodes[id as usize].kind, Kind::Directory(Directory { implied: true, .. }))
+    }
+
     /// Hides what lower layers have in their roots under these names: whiteouts where this layer has nothing, and its
     /// own directories become opaque.
     pub(crate) fn hide_in_root(&mut self, names: &BTreeSet<Vec<u8>>) {

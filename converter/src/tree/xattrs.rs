@@ -11,6 +11,10 @@ pub struct SetId(u32);
 impl SetId {
     /// The empty set.
     pub const EMPTY: Self = Self(0);
+
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// Distinct sets of extended attributes, each sorted by name, so that the order in the source does not show (X04).
@@ -49,6 +53,22 @@ impl XattrSets {
         self.sets.push(set.clone());
         self.index.insert(set, id);
         id
+    }
+
+    /// Number of sets; the ids are those below it.
+    #[must_use]
+    pub(crate) fn len(&self) -> usize {
+        self.sets.len()
+    }
+
+    /// All sets, by their ids.
+    pub(crate) fn all(&self) -> impl ExactSizeIterator<Item = &[Xattr]> {
+        self.sets.iter().map(|set| &**set)
+    }
+
+    /// Whether any set has an attribute of this name.
+    pub(crate) fn any_has(&self, name: &[u8]) -> bool {
+        self.sets.iter().any(|set| set.iter().any(|x| x.name == name))
     }
 
     /// Bytes of all sets' names and values, as they are kept.

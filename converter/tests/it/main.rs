@@ -2,6 +2,7 @@
 
 mod cases_links;
 mod cases_manifests;
+mod cases_merge;
 mod cases_store;
 mod cases_tar;
 mod cases_tar_large;
@@ -14,12 +15,15 @@ mod guest;
 mod hostile;
 mod inspect;
 mod lower_symlinks;
+mod merging;
 mod program;
+mod random_merges;
 mod random_stacks;
 mod random_trees;
 mod source;
 mod support;
 mod support_cases;
+mod support_merge;
 mod support_tar;
 mod tar_corpora;
 mod tar_corpora_mounted;

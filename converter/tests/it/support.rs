@@ -105,7 +105,7 @@ fn open(store: &Store, record: &Record) -> (Image<File>, Vec<File>) {
 }
 
 /// Nothing may be wrong with a layer's metadata image, by our checker and by fsck.erofs, which also reads every file.
-fn judge(store: &Store, record: &Record) {
+pub(crate) fn judge(store: &Store, record: &Record) {
     let (image, _) = open(store, record);
     let devices: Vec<DeviceInfo> = record.data.iter().map(|b| DeviceInfo { blocks: b.size / 4096 }).collect();
     assert_eq!(check(&image, &devices), []);

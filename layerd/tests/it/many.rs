@@ -29,6 +29,6 @@ fn privileged_o01_128_and_500_layers_and_501_refused() {
     place.image("l:501", &layers);
     let error = place.mount(&["l:501"]).fails(1);
     assert!(error.contains("501 layers are more than the 500 that overlayfs takes"), "{error}");
-    assert!(error.contains("hint: name fewer images"), "{error}");
+    assert!(error.contains("hint: `dsec-convert merge"), "{error}");
     place.assert_nothing_left();
 }

@@ -1,6 +1,6 @@
 //! A small cache of the image's pages, so that reading an inode is a copy and not a system call.
 //!
-//! Pages of 16 KiB, 256 of them at most (4 MiB), placed by their number. A miss reads one page; a miss right behind the
+//! Pages of 16 KiB, 256 of them unless told otherwise (4 MiB), placed by their number. A miss reads one page; a miss right behind the
 //! last one is taken for a scan and reads 128 KiB at once. Images are laid out in tree order, so a walk scans.
 
 use super::ReadError;
@@ -10,7 +10,8 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 const PAGE: usize = 16 << 10;
-const SLOTS: usize = 256;
+/// Pages kept unless told otherwise.
+pub(super) const SLOTS: usize = 256;
 const SCAN_PAGES: usize = 8;
 /// Reads of this many bytes go past the cache.
 const LARGE: usize = 64 << 10;
@@ -49,8 +50,8 @@ impl<R> WindowCache<R> {
 }
 
 impl<R: ReadAt> WindowCache<R> {
-    pub(super) fn new(source: R, size: u64) -> Self {
-        let slots = std::iter::repeat_with(|| None).take(SLOTS).collect();
+    pub(super) fn new(source: R, size: u64, slots: usize) -> Self {
+        let slots = std::iter::repeat_with(|| None).take(slots.max(1)).collect();
         Self { source, size, state: Mutex::new(State { slots, next: u64::MAX, scan: Vec::new() }) }
     }
 
@@ -72,10 +73,11 @@ impl<R: ReadAt> WindowCache<R> {
             let at = offset + done as u64;
             let page = at / PAGE as u64;
             let within = usize::try_from(at % PAGE as u64).unwrap_or(0);
-            if !matches!(&state.slots[slot_of(page)], Some((held, _)) if *held == page) {
+            let slot = slot_of(page, state.slots.len());
+            if !matches!(&state.slots[slot], Some((held, _)) if *held == page) {
                 self.load(&mut state, page).map_err(|e| image_error(at, len - done, e))?;
             }
-            let Some((_, bytes)) = &state.slots[slot_of(page)] else { continue };
+            let Some((_, bytes)) = &state.slots[slot] else { continue };
             let Some(available) = bytes.get(within..).filter(|rest| !rest.is_empty()) else {
                 return Err(image_error(at, len - done, io::ErrorKind::UnexpectedEof.into()));
             };
@@ -88,13 +90,14 @@ impl<R: ReadAt> WindowCache<R> {
 
     fn load(&self, state: &mut State, page: u64) -> io::Result<()> {
         let State { slots, next, scan } = state;
-        let pages = if page == *next { SCAN_PAGES } else { 1 };
+        let pages = if page == *next { SCAN_PAGES.min(slots.len()) } else { 1 };
         let start = page * PAGE as u64;
         let len = usize::try_from((self.size - start).min((pages * PAGE) as u64)).unwrap_or(PAGE);
         scan.resize(len, 0);
         self.source.read_exact_at(scan, start)?;
         for (bytes, number) in scan.chunks(PAGE).zip(page..) {
-            let slot = &mut slots[slot_of(number)];
+            let slot = slot_of(number, slots.len());
+            let slot = &mut slots[slot];
             match slot {
                 Some((held, old)) if old.len() == bytes.len() => {
                     old.copy_from_slice(bytes);
@@ -108,6 +111,6 @@ impl<R: ReadAt> WindowCache<R> {
     }
 }
 
-fn slot_of(page: u64) -> usize {
-    usize::try_from(page % SLOTS as u64).unwrap_or(0)
+fn slot_of(page: u64, slots: usize) -> usize {
+    usize::try_from(page % slots as u64).unwrap_or(0)
 }

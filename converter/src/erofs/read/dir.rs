@@ -1,7 +1,7 @@
 //! Directories, entry by entry.
 //!
 //! A directory is a run of blocks; each starts with an array of 12-byte entries, the names behind it. The cursor holds
-//! no block: it reads an entry and its name through the image's cache, so that a walk of any depth costs no buffers.
+//! no block: it is lent one, which all directories of a walk share, so that a walk of any depth costs one buffer.
 
 use super::super::format::{DataLayout, FileType};
 use super::{Data, Image, Inode, ReadError};
@@ -31,9 +31,43 @@ impl DirEntry {
     }
 }
 
+/// One block of a directory in memory; whoever reads directories lends it to the cursors.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    /// Where it is in the image; meaningless while `bytes` is empty.
+    base: u64,
+    bytes: Vec<u8>,
+}
+
+impl Block {
+    fn load<R: ReadAt>(&mut self, image: &Image<R>, base: u64, len: u64) -> Result<&[u8], ReadError> {
+        if self.base != base || self.bytes.len() as u64 != len {
+            // At most a block of 64 KiB.
+            self.bytes.resize(usize::try_from(len).unwrap_or(0), 0);
+            if let Err(e) = image.cache.read(&mut self.bytes, base) {
+                self.bytes.clear();
+                return Err(e);
+            }
+            self.base = base;
+        }
+        Ok(&self.bytes)
+    }
+}
+
+/// One name, borrowed from its block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawEntry<'b> {
+    /// As [`DirEntry::name`].
+    pub(crate) name: &'b [u8],
+    /// As [`DirEntry::nid`].
+    pub(crate) nid: u64,
+    /// As [`DirEntry::file_type`].
+    pub(crate) file_type: FileType,
+}
+
 /// A position in a directory; does not borrow the image.
 #[derive(Debug, Clone)]
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     inode: Inode,
     /// Byte offset in the directory of the block that is open.
     block_start: u64,
@@ -45,7 +79,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    pub(super) fn new(inode: &Inode) -> Self {
+    pub(crate) fn new(inode: &Inode) -> Self {
         Self { inode: inode.clone(), block_start: 0, base: 0, len: 0, count: 0, index: 0 }
     }
 
@@ -54,18 +88,34 @@ impl Cursor {
     }
 
     /// The next entry. After an error the cursor stands at its end.
-    pub(super) fn next<R: ReadAt>(&mut self, image: &Image<R>) -> Option<Result<DirEntry, ReadError>> {
+    pub(super) fn next<R: ReadAt>(
+        &mut self,
+        image: &Image<R>,
+        block: &mut Block,
+    ) -> Option<Result<DirEntry, ReadError>> {
+        let entry = self.next_raw(image, block)?;
+        Some(entry.map(|entry| DirEntry { name: entry.name.to_vec(), nid: entry.nid, file_type: entry.file_type }))
+    }
+
+    /// As [`Cursor::next`], without a copy of the name.
+    pub(crate) fn next_raw<'b, R: ReadAt>(
+        &mut self,
+        image: &Image<R>,
+        block: &'b mut Block,
+    ) -> Option<Result<RawEntry<'b>, ReadError>> {
         if self.index == self.count {
             self.block_start += self.len;
             if self.block_start >= self.inode.size {
                 return None;
             }
-            if let Err(e) = self.open_block(image) {
+            if let Err(e) = self.open_block(image, block) {
                 self.finish();
                 return Some(Err(e));
             }
         }
-        let entry = self.entry(image);
+        let entry = block
+            .load(image, self.base, self.len)
+            .and_then(|bytes| parse(bytes, self.index, self.count).map_err(|what| self.fail(what)));
         self.index += 1;
         if entry.is_err() {
             self.finish();
@@ -85,7 +135,7 @@ impl Cursor {
         ReadError::inode(self.inode.nid, "directory", format!("block {block}, entry {}: {what}", self.index))
     }
 
-    fn open_block<R: ReadAt>(&mut self, image: &Image<R>) -> Result<(), ReadError> {
+    fn open_block<R: ReadAt>(&mut self, image: &Image<R>, block: &mut Block) -> Result<(), ReadError> {
         if self.inode.layout == DataLayout::ChunkBased {
             return Err(ReadError::Unsupported { nid: self.inode.nid, what: "a chunk-based directory" });
         }
@@ -106,52 +156,54 @@ impl Cursor {
         if self.len < DIRENT {
             return Err(self.fail("the block is too short for a name"));
         }
-        let mut head = [0u8; 12];
-        image.cache.read(&mut head, self.base)?;
-        let first = u64::from(u16::from_le_bytes([head[8], head[9]]));
-        if first < DIRENT || first % DIRENT != 0 || first >= self.len {
-            return Err(self.fail("the first name offset is impossible"));
+        let first = name_offset(block.load(image, self.base, self.len)?, 0);
+        match first {
+            Some(first) if first >= DIRENT && first % DIRENT == 0 && first < self.len => self.count = first / DIRENT,
+            _ => return Err(self.fail("the first name offset is impossible")),
         }
-        self.count = first / DIRENT;
         Ok(())
     }
+}
 
-    fn entry<R: ReadAt>(&self, image: &Image<R>) -> Result<DirEntry, ReadError> {
-        let last = self.index + 1 == self.count;
-        let mut raw = [0u8; 24];
-        let want = if last { 12 } else { 24 };
-        image.cache.read(&mut raw[..want], self.base + self.index * DIRENT)?;
-        let name_offset = |at: usize| u64::from(u16::from_le_bytes([raw[at], raw[at + 1]]));
-        let start = name_offset(8);
-        let end = if last { self.len.min(start + NAME_MAX + 1) } else { name_offset(20) };
-        if start < self.count * DIRENT || end <= start || end > self.len {
-            return Err(self.fail("its name is not inside the block"));
-        }
-        let mut name = [0u8; 256];
-        let length = usize::try_from(end - start).ok().filter(|n| *n <= name.len());
-        let Some(name) = length.and_then(|n| name.get_mut(..n)) else {
-            return Err(self.fail("its name is longer than 255 bytes"));
-        };
-        image.cache.read(name, self.base + start)?;
-        // Only the last name of a block may be followed by padding.
-        let name: &[u8] = match name.iter().position(|b| *b == 0) {
-            Some(nul) if last => &name[..nul],
-            Some(_) => return Err(self.fail("its name has a NUL")),
-            None => name,
-        };
-        if name.len() as u64 > NAME_MAX {
-            return Err(self.fail("its name is longer than 255 bytes"));
-        }
-        if name.is_empty() || name.contains(&b'/') {
-            return Err(self.fail("its name is empty or has a slash"));
-        }
-        let [a, b, c, d, e, f, g, h, ..] = raw;
-        Ok(DirEntry {
-            name: name.to_vec(),
-            nid: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-            file_type: file_type(raw[10]),
-        })
+/// The bytes of entry `index` of a block.
+fn record(block: &[u8], index: u64) -> Option<&[u8; 12]> {
+    block.get(usize::try_from(index * DIRENT).ok()?..)?.first_chunk()
+}
+
+/// Where the name of entry `index` starts in its block.
+fn name_offset(block: &[u8], index: u64) -> Option<u64> {
+    record(block, index).map(|raw| u64::from(u16::from_le_bytes([raw[8], raw[9]])))
+}
+
+/// Entry `index` of the `count` of a block, or what is wrong with it.
+fn parse(block: &[u8], index: u64, count: u64) -> Result<RawEntry<'_>, &'static str> {
+    const OUTSIDE: &str = "its name is not inside the block";
+    let raw = record(block, index).ok_or(OUTSIDE)?;
+    let (last, len) = (index + 1 == count, block.len() as u64);
+    let start = name_offset(block, index).ok_or(OUTSIDE)?;
+    let end = if last { len.min(start + NAME_MAX + 1) } else { name_offset(block, index + 1).ok_or(OUTSIDE)? };
+    if start < count * DIRENT || end <= start || end > len {
+        return Err(OUTSIDE);
     }
+    if end - start > NAME_MAX + 1 {
+        return Err("its name is longer than 255 bytes");
+    }
+    let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+    let name = range.and_then(|(start, end)| block.get(start..end)).ok_or(OUTSIDE)?;
+    // Only the last name of a block may be followed by padding.
+    let name = match name.iter().position(|b| *b == 0) {
+        Some(nul) if last => &name[..nul],
+        Some(_) => return Err("its name has a NUL"),
+        None => name,
+    };
+    if name.len() as u64 > NAME_MAX {
+        return Err("its name is longer than 255 bytes");
+    }
+    if name.is_empty() || name.contains(&b'/') {
+        return Err("its name is empty or has a slash");
+    }
+    let [a, b, c, d, e, f, g, h, ..] = *raw;
+    Ok(RawEntry { name, nid: u64::from_le_bytes([a, b, c, d, e, f, g, h]), file_type: file_type(raw[10]) })
 }
 
 fn file_type(byte: u8) -> FileType {
@@ -172,13 +224,14 @@ fn file_type(byte: u8) -> FileType {
 pub struct Dir<'a, R> {
     image: &'a Image<R>,
     cursor: Cursor,
+    block: Block,
 }
 
 impl<R: ReadAt> Iterator for Dir<'_, R> {
     type Item = Result<DirEntry, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.cursor.next(self.image)
+        self.cursor.next(self.image, &mut self.block)
     }
 }
 
@@ -191,7 +244,7 @@ impl<R: ReadAt> Image<R> {
         if !inode.is_dir() {
             return Err(ReadError::inode(inode.nid, "i_mode", "not a directory"));
         }
-        Ok(Dir { image: self, cursor: Cursor::new(inode) })
+        Ok(Dir { image: self, cursor: Cursor::new(inode), block: Block::default() })
     }
 
     /// The node that `name` leads to in a directory.
@@ -206,7 +259,7 @@ impl<R: ReadAt> Image<R> {
         let (mut first, mut last) = (0, inode.size.div_ceil(block_size).max(1) - 1);
         while first < last {
             let middle = last - (last - first) / 2;
-            match at(middle).next(self) {
+            match at(middle).next(self, &mut dir.block) {
                 Some(entry) if entry.as_ref().is_ok_and(|e| e.name.as_slice() > name) => last = middle - 1,
                 Some(Err(e)) => return Err(e),
                 _ => first = middle,

@@ -212,7 +212,7 @@ impl<R: ReadAt> Image<R> {
     }
 
     /// The piece of a file that `at` (which must be below its size) lies in: one chunk, the blocks, or the tail.
-    pub(super) fn map(&self, inode: &Inode, at: u64) -> Result<Extent, ReadError> {
+    pub(crate) fn map(&self, inode: &Inode, at: u64) -> Result<Extent, ReadError> {
         let bits = self.superblock.block_bits;
         match inode.layout {
             DataLayout::FlatPlain => self.flat(inode, inode.size),
@@ -248,6 +248,34 @@ impl<R: ReadAt> Image<R> {
             return Err(ReadError::inode(inode.nid, "inline data", "the tail is not inside the image"));
         }
         Ok(Extent { file_offset: start, len, data: Data::Inline { offset } })
+    }
+
+    /// Calls `each` with where every chunk of a chunk-based inode is, in file order, and its bytes; the indexes are read
+    /// into `scratch` in large pieces.
+    pub(crate) fn each_chunk<E: From<ReadError>>(
+        &self,
+        inode: &Inode,
+        scratch: &mut Vec<u8>,
+        mut each: impl FnMut(Data, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        /// Records read at once.
+        const BATCH: u64 = 4096;
+        let table = self.chunk_table(inode)?;
+        let width = if table.indexes { 8 } else { 4 };
+        let mut index = 0;
+        while index < table.count {
+            let batch = (table.count - index).min(BATCH);
+            scratch.resize(usize::try_from(batch * table.record()).unwrap_or(0), 0);
+            self.cache.read(scratch, table.offset + index * table.record())?;
+            for record in scratch.chunks_exact(width) {
+                let mut raw = [0u8; 8];
+                raw[8 - width..].copy_from_slice(record);
+                let len = (inode.size - (index << table.chunk_bits)).min(1 << table.chunk_bits);
+                each(self.decode_index(inode.nid, raw, table.address_bits, len)?, len)?;
+                index += 1;
+            }
+        }
+        Ok(())
     }
 
     /// log2 of the chunk size of a chunk-based inode.

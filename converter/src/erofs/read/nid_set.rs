@@ -6,14 +6,14 @@ use std::collections::HashMap;
 const PAGE: u64 = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct NidSet {
+pub(crate) struct NidSet {
     pages: HashMap<u64, Box<[u64; 64]>>,
     len: u64,
 }
 
 impl NidSet {
     /// Whether `value` was absent.
-    pub(super) fn insert(&mut self, value: u64) -> bool {
+    pub(crate) fn insert(&mut self, value: u64) -> bool {
         let page = self.pages.entry(value / PAGE).or_insert_with(|| Box::new([0; 64]));
         let bit = value % PAGE;
         let Some(word) = usize::try_from(bit / 64).ok().and_then(|i| page.get_mut(i)) else { return false };
@@ -25,7 +25,7 @@ impl NidSet {
     }
 
     /// How many members there are.
-    pub(super) const fn len(&self) -> u64 {
+    pub(crate) const fn len(&self) -> u64 {
         self.len
     }
 }

@@ -1,7 +1,7 @@
 //! Every name of an image in a fixed order.
 
 use super::super::format::{DataLayout, SLOT_SIZE};
-use super::dir::Cursor;
+use super::dir::{Block, Cursor};
 use super::nid_set::NidSet;
 use super::{DirEntry, Image, Inode, ReadError};
 use crate::read_at::ReadAt;
@@ -36,6 +36,7 @@ pub struct Walk<'a, R> {
     /// A directory that was just visited and is to be entered next.
     enter: Option<Inode>,
     stack: Vec<Level>,
+    block: Block,
     path: Vec<u8>,
     /// Inodes that were visited.
     seen: NidSet,
@@ -68,6 +69,7 @@ impl<R: ReadAt> Image<R> {
             started: false,
             enter: None,
             stack: Vec::new(),
+            block: Block::default(),
             path: Vec::new(),
             seen: NidSet::default(),
             slots: NidSet::default(),
@@ -79,7 +81,7 @@ impl<R: ReadAt> Image<R> {
     }
 
     /// Bytes of an inode with its xattrs and its tail or chunk table, as far as they are sound.
-    fn body_size(&self, inode: &Inode) -> u64 {
+    pub(crate) fn body_size(&self, inode: &Inode) -> u64 {
         let head = inode.body_offset() - inode.offset;
         if !inode.has_data() {
             return head;
@@ -141,7 +143,7 @@ impl<R: ReadAt> Walk<'_, R> {
         loop {
             let level = self.stack.last_mut()?;
             self.path.truncate(level.path_len);
-            match level.cursor.next(self.image) {
+            match level.cursor.next(self.image, &mut self.block) {
                 None => {
                     self.stack.pop();
                 }

@@ -56,6 +56,13 @@ impl<R: ReadAt> Image<R> {
             .collect()
     }
 
+    /// The bytes beside `inode` that hold its attributes replace those in `area`. Within one image equal
+    /// bytes mean equal attributes.
+    pub(crate) fn xattr_area(&self, inode: &Inode, area: &mut Vec<u8>) -> Result<(), ReadError> {
+        area.resize(inode.xattr_size as usize, 0);
+        self.cache.read(area, inode.offset + inode.head_size())
+    }
+
     /// Names and places of all xattrs, every range checked.
     pub(super) fn locate_xattrs(&self, inode: &Inode) -> Result<Vec<Located>, ReadError> {
         let mut found = Vec::new();
