@@ -12,8 +12,8 @@ mod plan;
 mod runs;
 mod source;
 
-pub(crate) use image::{merge_stack, publish as publish_stack};
 pub use image::{ImageRequest, MergedImage, Part, merge_images};
+pub(crate) use image::{merge_stack, publish as publish_stack};
 pub use plan::{Fault, How, Layer, Merged, PlanError, plan};
 pub use runs::{BadSize, Under, Weight, runs};
 
@@ -443,4 +443,3 @@ impl ReadAt for RawImage<'_> {
         Ok(self.0.size())
     }
 }
-

@@ -129,7 +129,9 @@ impl MountError {
                 Some("`dsec-convert verify STORE NAME:TAG` shows all that is wrong; converting again replaces it")
             }
             Self::Manifest { .. } => Some("only images that `dsec-convert convert` has made can be mounted"),
-            Self::TooManyLayers { .. } => Some("`dsec-convert merge STORE NAME:TAG … --name NAME:TAG` makes one layer of many"),
+            Self::TooManyLayers { .. } => {
+                Some("`dsec-convert merge STORE NAME:TAG … --name NAME:TAG` makes one layer of many")
+            }
             Self::MixedXattrs { .. } => Some("convert both with, or both without `--userxattr`"),
             Self::Busy { .. } => Some("end what uses it, or detach it now and let the kernel finish later: `--lazy`"),
             Self::Kernel { errno: Errno::PERM | Errno::ACCESS, .. } => Some("mounting needs root (CAP_SYS_ADMIN)"),

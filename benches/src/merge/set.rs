@@ -19,8 +19,22 @@ pub(super) const LAYERS: [(&str, u64); 6] =
 /// Seeds of large files' contents.
 const SEEDS: u64 = 16;
 const STEMS: [&str; 16] = [
-    "index", "package", "README", "utils", "types.d", "__init__", "config", "LICENSE", "changelog", "core", "parser",
-    "test_basic", "constants", "lib", "main", "copyright",
+    "index",
+    "package",
+    "README",
+    "utils",
+    "types.d",
+    "__init__",
+    "config",
+    "LICENSE",
+    "changelog",
+    "core",
+    "parser",
+    "test_basic",
+    "constants",
+    "lib",
+    "main",
+    "copyright",
 ];
 const ENDS: [&str; 8] = [".js", ".json", ".md", ".py", ".d.ts", ".so.1", ".txt", ".h"];
 

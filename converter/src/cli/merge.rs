@@ -85,9 +85,8 @@ impl LayerReport {
     }
 
     fn of(layer: &Layer, part: &Part) -> anyhow::Result<Self> {
-        let blob = |d: &oci_spec::image::Descriptor| {
-            Ok::<_, anyhow::Error>(BlobRef { digest: digest_of(d)?, size: d.size() })
-        };
+        let blob =
+            |d: &oci_spec::image::Descriptor| Ok::<_, anyhow::Error>(BlobRef { digest: digest_of(d)?, size: d.size() });
         Ok(Self {
             from: part.from.clone().collect(),
             metadata: blob(&layer.metadata)?,
@@ -108,7 +107,8 @@ impl LayerReport {
 
     pub(super) fn row(&self) -> Vec<String> {
         let data: u64 = self.data.iter().map(|blob| blob.size).sum();
-        let count = |count: &dyn Fn(&Counts) -> u64| self.counts.as_ref().map_or("-".to_owned(), |c| count(c).to_string());
+        let count =
+            |count: &dyn Fn(&Counts) -> u64| self.counts.as_ref().map_or("-".to_owned(), |c| count(c).to_string());
         let state = match (self.reused, self.from.len()) {
             (true, _) => "reused",
             (false, 1) if self.counts.is_none() => "as it was",

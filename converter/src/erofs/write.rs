@@ -1,12 +1,12 @@
 //! Writes a planned metadata image, front to back.
 
 use super::dirents;
-use super::output::{self, Output};
 use super::format::{
     BLOCK_BITS, BLOCK_SIZE, CHUNK_FORMAT_INDEXES, COMPAT_CHECKSUM, COMPAT_MTIME, ChunkIndex, CompactInode, DataLayout,
     DeviceSlot, ExtendedInode, INCOMPAT_CHUNKED, INCOMPAT_DEVICES_OR_HEAD2, MAGIC, NULL_BLOCK, SLOT_SIZE,
     SUPERBLOCK_AT, SUPERBLOCK_OFFSET, Superblock, crc32c,
 };
+use super::output::{self, Output};
 use super::plan::{Node, Plan, PlanError};
 use crate::extent::{FileData, Runs, part_of};
 use crate::read_at::ReadAt;
@@ -281,12 +281,7 @@ fn put_header(plan: &Plan<'_>, node: &Node, xattr_area: usize, image: &mut Outpu
 }
 
 /// The blocks of a directory or symlink that are not beside the inode.
-fn put_blocks(
-    plan: &Plan<'_>,
-    node: &Node,
-    names: &mut dirents::Packer,
-    image: &mut Output,
-) -> Result<(), WriteError> {
+fn put_blocks(plan: &Plan<'_>, node: &Node, names: &mut dirents::Packer, image: &mut Output) -> Result<(), WriteError> {
     let whole = node.size / u64::from(BLOCK_SIZE);
     let mut index = 0;
     each_block(plan, node, names, |bytes| {

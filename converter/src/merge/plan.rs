@@ -444,10 +444,13 @@ impl<R: ReadAt> Merger<'_, R> {
                 entries.push(Entry { name: start..names.len(), layer: *layer, has });
             };
             for (name, link) in self.links.of(*layer, inode.nid) {
-                add(name, match link {
-                    Injected::Resolved(layer, nid, file_type) => Has::Link(*layer, *nid, *file_type),
-                    Injected::Open(position) => Has::Open(*position),
-                });
+                add(
+                    name,
+                    match link {
+                        Injected::Resolved(layer, nid, file_type) => Has::Link(*layer, *nid, *file_type),
+                        Injected::Open(position) => Has::Open(*position),
+                    },
+                );
             }
             source.names(inode, |name, nid, file_type| {
                 add(name, Has::Name(nid, file_type));

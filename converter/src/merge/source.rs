@@ -125,7 +125,8 @@ impl<'i, R: ReadAt> Source<'i, R> {
             return Err(Fault::EnteredTwice);
         }
         // What is beside the inode counts with it.
-        let beside = if directory.layout == DataLayout::FlatInline { directory.size % u64::from(BLOCK_SIZE) } else { 0 };
+        let beside =
+            if directory.layout == DataLayout::FlatInline { directory.size % u64::from(BLOCK_SIZE) } else { 0 };
         self.spend(self.image.body_size(directory) + (directory.size - beside))?;
         let mut cursor = Cursor::new(directory);
         // The name before, to see that they are in order.
@@ -219,13 +220,7 @@ impl<'i, R: ReadAt> Source<'i, R> {
     }
 
     /// Where a regular file's contents are, in the merged layer's terms. Every form of data goes through here.
-    fn data(
-        &mut self,
-        inode: &Inode,
-        marks: Marks,
-        runs: &mut Runs,
-        devices: &mut Devices,
-    ) -> Result<FileData, Fault> {
+    fn data(&mut self, inode: &Inode, marks: Marks, runs: &mut Runs, devices: &mut Devices) -> Result<FileData, Fault> {
         if inode.size == 0 {
             return Ok(FileData::Empty);
         }

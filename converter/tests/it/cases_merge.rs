@@ -1,6 +1,8 @@
 //! Named cases of merging: each stack is mounted as separate layers, with every run of it merged, and over lowers.
 
-use crate::support_cases::{BOTH, Case, as_umoci, assert_one_inode, assert_same_overlay, assert_text, mount, node, paths, xattrs};
+use crate::support_cases::{
+    BOTH, Case, as_umoci, assert_one_inode, assert_same_overlay, assert_text, mount, node, paths, xattrs,
+};
 use crate::support_merge::{BOTTOM, all_runs, assert_associative, layers, merge, try_merge};
 use converter::layer::Record;
 use converter::manifest::{Layer, OverlayXattrs, Unresolved, annotation};
@@ -227,7 +229,11 @@ fn privileged_merged_x03_escaped_whiteouts_are_kept() {
     // As far as they show through the mount, too.
     let options = fixtures::tree::Compare { ignore_xattrs: Vec::new(), ..fixtures::tree::Compare::overlay() };
     assert_eq!(diff(&tree, &alone, &options), Vec::<String>::new());
-    assert!(xattrs(&alone, "d/x").iter().any(|(name, _)| name == "trusted.overlay.whiteout"), "{:?}", xattrs(&alone, "d/x"));
+    assert!(
+        xattrs(&alone, "d/x").iter().any(|(name, _)| name == "trusted.overlay.whiteout"),
+        "{:?}",
+        xattrs(&alone, "d/x")
+    );
 }
 
 fn tar_layer(case: &Case, script: &str) -> Layer {
@@ -245,7 +251,9 @@ fn privileged_merged_l02_what_was_left_open_is_found() {
     if !require::mounts() {
         return;
     }
-    let case = Case::new(&["d ./ 0755\nd etc/ 0700 uid=5 mtime=3\nf etc/a size=30000 fill=random:1 mtime=4\ns lib -> etc\nd gone/\nf gone/f"]);
+    let case = Case::new(&[
+        "d ./ 0755\nd etc/ 0700 uid=5 mtime=3\nf etc/a size=30000 fill=random:1 mtime=4\ns lib -> etc\nd gone/\nf gone/f",
+    ]);
     let base = case.record(0).to_layer();
     let upper = tar_layer(&case, "h etc/b -> etc/a\nh c -> lib/a\nf etc/new/x");
     assert_eq!(upper.unresolved().unwrap().links.len(), 2);
