@@ -1,22 +1,22 @@
 //! `dsec-convert merge`.
 
 use super::output;
-use super::{find_image, open_store};
+use super::{STORE_HELP, find_image, open_store, store_parser};
 use converter::layer::{BlobRef, Counts};
 use converter::manifest::{self, Layer, MANIFEST_MEDIA_TYPE, digest_of};
 use converter::merge::{ImageRequest, MergedImage, Options, Part, Under, merge_images};
 use converter::progress::Silent;
-use fs3_client::{Digest, RefName};
+use fs3_client::{Digest, RefName, StoreLocation};
 use serde::Serialize;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Arguments of `merge`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The store
-    store: PathBuf,
+    /// The store.
+    #[arg(help = STORE_HELP, value_parser = store_parser())]
+    store: StoreLocation,
     /// The images to merge; several are stacked on one another in this order, the first at the bottom
     #[arg(value_name = "NAME:TAG", required = true)]
     images: Vec<String>,
@@ -41,6 +41,8 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let store = open_store(&args.store)?;
+    // From before the images are looked for until what is made of them has its name.
+    let lease = store.lease("merge")?;
     store.sweep()?;
     let mut images = Vec::with_capacity(args.images.len());
     for name in &args.images {
@@ -50,6 +52,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let request = ImageRequest { under: args.merge_under, options };
     let merged = merge_images(&images, &request, &store, &Silent)?;
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, merged.manifest, merged.manifest_size, &[]);
+    lease.check()?;
     store.write_ref(&args.name, &descriptor)?;
     let report = Report::new(&args.name, &images, &merged, began.elapsed())?;
     output::print(|out| if args.json { output::json(out, &report) } else { report.print(out) })

@@ -92,7 +92,7 @@ mod tests {
             jobs: 1,
         };
         let record = convert(&request, &store, &Silent).unwrap().layers.remove(0).record;
-        std::fs::read(store.blob_path(&record.metadata.digest)).unwrap()
+        std::fs::read(store.local_dir().unwrap().blob_path(&record.metadata.digest)).unwrap()
     }
 
     fn input(how: u8, low: &[u8], high: &[u8]) -> Vec<u8> {

@@ -16,6 +16,7 @@ mod hostile;
 mod inspect;
 mod lower_symlinks;
 mod merging;
+mod object_store;
 mod program;
 mod random_merges;
 mod random_stacks;

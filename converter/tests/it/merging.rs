@@ -33,7 +33,7 @@ fn inspect(store: &Path, name: &str) -> serde_json::Value {
 fn merged_at_conversion_or_later_is_the_same() {
     let place = Place::new();
     let source = place.layout(&layers(1, 20));
-    let root = place.store.root();
+    let root = place.store.local_dir().unwrap().root();
     let whole = run(&mut convert(&source, root, "a:whole"));
     assert_eq!(whole["layers"].as_array().unwrap().len(), 3);
     assert_eq!(whole["merged"][0]["from"], serde_json::json!([0, 1, 2]));
@@ -62,7 +62,7 @@ fn merged_at_conversion_or_later_is_the_same() {
     assert_eq!(stacked["layers"][0]["from"], serde_json::json!([0, 1, 2, 3, 4]));
     let config: serde_json::Value = {
         let digest: fs3_client::Digest = stacked["config"].as_str().unwrap().parse().unwrap();
-        serde_json::from_slice(&std::fs::read(place.store.blob_path(&digest)).unwrap()).unwrap()
+        serde_json::from_slice(&std::fs::read(place.store.local_dir().unwrap().blob_path(&digest)).unwrap()).unwrap()
     };
     assert_eq!(config["rootfs"]["diff_ids"].as_array().unwrap().len(), 6);
     let shown = inspect(root, "a:whole");
@@ -81,7 +81,7 @@ fn surroundings_do_not_show_in_merged_layers() {
     let source = place.layout(&layers(40, 40));
     let blobs = |jobs: &str, settings: &str| {
         let store = Place::new();
-        let mut command = convert(&source, store.store.root(), "a:b");
+        let mut command = convert(&source, store.store.local_dir().unwrap().root(), "a:b");
         command.args(["--jobs", jobs]);
         let manifest = run(&mut in_shell(settings, &command))["manifest"].clone();
         (manifest, Hashed::all(&store.store).names().into_iter().map(str::to_owned).collect::<Vec<_>>())
@@ -99,10 +99,10 @@ fn damaged_images_are_refused_by_name() {
     for (what, at) in [("superblock", 1030_u64), ("inodes", 4096 + 100), ("inline", u64::MAX)] {
         let place = Place::new();
         let source = place.layout(&layers(3, 20));
-        let root = place.store.root();
+        let root = place.store.local_dir().unwrap().root();
         let report = run(&mut unmerged(&source, root, "a:b"));
         let digest = report["layers"][1]["metadata"]["digest"].as_str().unwrap().to_owned();
-        let path = place.store.blob_path(&digest.parse().unwrap());
+        let path = place.store.local_dir().unwrap().blob_path(&digest.parse().unwrap());
         let mut bytes = std::fs::read(&path).unwrap();
         let at = if at == u64::MAX { bytes.len() / 2 } else { usize::try_from(at).unwrap() };
         bytes[at] ^= 0x20;
@@ -123,10 +123,10 @@ fn damaged_images_are_refused_by_name() {
 fn damaged_data_is_not_packed() {
     let place = Place::new();
     let source = place.layout(&layers(3, 20));
-    let root = place.store.root();
+    let root = place.store.local_dir().unwrap().root();
     let report = run(&mut unmerged(&source, root, "a:b"));
     let digest = report["layers"][2]["data"][0]["digest"].as_str().unwrap().to_owned();
-    let path = place.store.blob_path(&digest.parse().unwrap());
+    let path = place.store.local_dir().unwrap().blob_path(&digest.parse().unwrap());
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[5000] ^= 1;
     std::fs::remove_file(&path).unwrap();
@@ -147,7 +147,7 @@ fn damaged_data_is_not_packed() {
 fn what_is_asked_wrongly_is_refused() {
     let place = Place::new();
     let source = place.layout(&layers(3, 4));
-    let root = place.store.root();
+    let root = place.store.local_dir().unwrap().root();
     run(&mut unmerged(&source, root, "a:b"));
     for (args, code, words) in [
         (&["a:b", "--merge-under", "3GB"][..], 2, "neither `none`, `all`, nor a size"),
@@ -165,7 +165,7 @@ fn what_is_asked_wrongly_is_refused() {
 fn merging_killed_at_any_instant() {
     let place = Place::new();
     let source = place.layout(&layers(1, 300));
-    let root = place.store.root();
+    let root = place.store.local_dir().unwrap().root();
     run(&mut unmerged(&source, root, "a:b"));
     let before = list(&root.join("blobs/sha256"));
     let mut expected = None;
@@ -173,8 +173,8 @@ fn merging_killed_at_any_instant() {
     let began = Instant::now();
     for pack in [false, true] {
         let other = Place::new();
-        run(&mut unmerged(&source, other.store.root(), "a:b"));
-        let mut command = merge(other.store.root(), &["a:b"], "a:merged");
+        run(&mut unmerged(&source, other.store.local_dir().unwrap().root(), "a:b"));
+        let mut command = merge(other.store.local_dir().unwrap().root(), &["a:b"], "a:merged");
         let manifest = run(if pack { command.arg("--pack") } else { &mut command })["manifest"].clone();
         expected = Some(manifest);
     }
@@ -212,15 +212,15 @@ fn privileged_merging_without_space() {
     mounts::in_private_namespace(|| {
         let place = Place::new();
         let source = place.layout(&layers(9, 60));
-        run(&mut unmerged(&source, place.store.root(), "a:b"));
-        let used: u64 = list(&place.store.root().join("blobs/sha256"))
+        run(&mut unmerged(&source, place.store.local_dir().unwrap().root(), "a:b"));
+        let used: u64 = list(&place.store.local_dir().unwrap().root().join("blobs/sha256"))
             .iter()
-            .map(|name| std::fs::metadata(place.store.root().join("blobs/sha256").join(name)).unwrap().len())
+            .map(|name| std::fs::metadata(place.store.local_dir().unwrap().root().join("blobs/sha256").join(name)).unwrap().len())
             .sum();
         let mut size = used + (256 << 10);
         let disk = mounts::tmpfs(size).unwrap();
         let root = disk.path().join("store");
-        let copied = Command::new("cp").arg("-a").arg(place.store.root()).arg(&root).status().unwrap();
+        let copied = Command::new("cp").arg("-a").arg(place.store.local_dir().unwrap().root()).arg(&root).status().unwrap();
         assert!(copied.success());
         let mut failures = 0;
         loop {
