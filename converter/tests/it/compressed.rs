@@ -401,6 +401,7 @@ fn what_the_program_says_of_compressed_layers() {
     let metadata = place.store.local_dir().unwrap().blob_path(&digest_of(&image.layers[0].metadata).unwrap());
     let text = inspect(&[metadata.as_ref(), "--tree".as_ref()]);
     assert!(text.contains("least kernel  5.16\n") && text.contains(" lz4"), "{text}");
-    let zstd = place.store.local_dir().unwrap().blob_path(&layer["metadata"]["digest"].as_str().unwrap().parse().unwrap());
+    let zstd =
+        place.store.local_dir().unwrap().blob_path(&layer["metadata"]["digest"].as_str().unwrap().parse().unwrap());
     assert!(inspect(&[zstd.as_ref()]).contains("least kernel  6.10\n"));
 }
