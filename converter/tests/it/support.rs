@@ -22,6 +22,7 @@ use fs3_client::{Digest, Store};
 use proptest::test_runner::{Config, RngSeed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::{Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// A place for one test, on a real disk, with a store in it.
@@ -140,12 +141,29 @@ pub(crate) fn judge(store: &Store, record: &Record) {
         record.data.iter().map(|blob| store.local_dir().unwrap().blob_path(&blob.digest)).collect();
     let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
     let metadata = store.local_dir().unwrap().blob_path(&record.metadata.digest);
-    if !record.algorithms.contains(&Algorithm::Zstd) {
+    if record.algorithms.is_empty() {
         mounts::fsck(&metadata, &paths).unwrap();
+        return;
     }
-    if let Some(other) = std::env::var_os("DSEC_FSCK").filter(|_| !record.algorithms.is_empty()) {
-        mounts::fsck_by(Path::new(&other), &metadata, &paths).unwrap();
+    let joined = joined(&image, &metadata, &paths);
+    if !record.algorithms.contains(&Algorithm::Zstd) {
+        mounts::fsck(joined.path(), &paths).unwrap();
     }
+    if let Some(other) = std::env::var_os("DSEC_FSCK") {
+        mounts::fsck_by(Path::new(&other), joined.path(), &paths).unwrap();
+    }
+}
+
+/// A metadata image with its data blobs behind it, where they are in the unified address space: fsck.erofs does not look
+/// for compressed data on other devices.
+fn joined(image: &Image<File>, metadata: &Path, data: &[&Path]) -> tempfile::NamedTempFile {
+    let mut joined = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    std::io::copy(&mut File::open(metadata).unwrap(), &mut joined).unwrap();
+    for (device, path) in image.devices().iter().zip(data) {
+        joined.seek(SeekFrom::Start(device.unified_start * 4096)).unwrap();
+        std::io::copy(&mut File::open(path).unwrap(), &mut joined).unwrap();
+    }
+    joined
 }
 
 /// What our reader tells of a layer that differs from what the kernel's mount shows.
