@@ -53,7 +53,7 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 5] = [
+pub(crate) const BENCHES: [(&str, &str); 6] = [
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),

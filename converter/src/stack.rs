@@ -15,11 +15,11 @@ pub(crate) mod below;
 pub(crate) mod fold;
 
 use crate::blob::spool::Spool;
-use crate::compress::Algorithm;
+use crate::compress::linked;
 use crate::entry::{Timestamp, Warning, Xattr, printable};
-use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, FileType, encode_device};
+use crate::erofs::format::{BLOCK_BITS, FileType, encode_device};
 use crate::erofs::read::{self, Data, ReadError};
-use crate::extent::{Chunked, ClusterRun, Compressed, FileData, Runs};
+use crate::extent::{Chunked, FileData, Runs};
 use crate::layer::{Existing, LayerError, ReadLayer, Record};
 use crate::manifest::{OverlayXattrs, Unresolved};
 use crate::tree::{InodeId, Kind, ROOT, Tree};
@@ -29,8 +29,6 @@ type Below = below::Below<Lower>;
 use fs3_client::Store;
 use std::collections::{HashMap, HashSet};
 
-/// Most blocks of a plain cluster that is put together from blocks.
-const PLAIN_BLOCKS: u32 = 256;
 /// How often contents may move behind symbolic links that themselves lie behind others.
 const ROUNDS: usize = 40;
 
@@ -338,7 +336,7 @@ impl Links<'_> {
             return Ok(FileData::Empty);
         }
         if inode.is_compressed() {
-            return self.clusters(inode, image, runs);
+            return linked(image, inode, runs, |device| self.device(image, device));
         }
         let Some(chunk_bits) = image.chunk_bits(inode)? else {
             let len = u32::try_from(inode.size).map_err(|_| too_long(inode))?;
@@ -364,69 +362,6 @@ impl Links<'_> {
         }
         let count = runs.next() - first;
         Ok(FileData::Chunked(Chunked { size: inode.size, chunk_bits, first, count }))
-    }
-
-    /// A compressed file's clusters, where they are.
-    fn clusters(&mut self, inode: &read::Inode, image: &below::Lower, runs: &mut Runs) -> Result<FileData, LayerError> {
-        let first = runs.next_cluster();
-        let mut algorithm = None;
-        // Kernels take each block of a plain cluster for one of its own; put together, they are fewer entries.
-        let mut plain: Option<ClusterRun> = None;
-        for extent in image.chunks(inode) {
-            let extent = extent?;
-            let (device, block, blocks, compressed) = match extent.data {
-                Data::Compressed { device, block, blocks, algorithm: found } if device > 0 => {
-                    if algorithm.replace(found).is_some_and(|before| before != found) {
-                        return Err(too_long(inode));
-                    }
-                    (device, block, blocks, true)
-                }
-                Data::Block { device, block } if device > 0 && extent.len <= u64::from(BLOCK_SIZE) => {
-                    (device, block, 1, false)
-                }
-                _ => return Err(too_long(inode)),
-            };
-            let whole = extent.file_offset % u64::from(BLOCK_SIZE) == 0
-                && (extent.len % u64::from(BLOCK_SIZE) == 0 || extent.end() == inode.size);
-            let run = ClusterRun {
-                repeat: 1,
-                len: u32::try_from(extent.len).map_err(|_| too_long(inode))?,
-                block: u32::try_from(block).map_err(|_| too_long(inode))?,
-                blocks,
-                device: self.device(image, device)?,
-                compressed,
-            };
-            if !whole {
-                return Err(too_long(inode));
-            }
-            match &mut plain {
-                Some(last)
-                    if !compressed
-                        && last.device == run.device
-                        && last.blocks < PLAIN_BLOCKS
-                        && last.block.checked_add(last.blocks) == Some(run.block) =>
-                {
-                    last.len += run.len;
-                    last.blocks += run.blocks;
-                }
-                last => {
-                    if let Some(last) = last.take() {
-                        runs.push_cluster(first, last);
-                    }
-                    *last = Some(run).filter(|_| !compressed);
-                    if compressed {
-                        runs.push_cluster(first, run);
-                    }
-                }
-            }
-        }
-        if let Some(last) = plain {
-            runs.push_cluster(first, last);
-        }
-        let count = runs.next_cluster() - first;
-        // Without any compressed cluster it does not matter.
-        let algorithm = algorithm.unwrap_or(Algorithm::Lz4);
-        Ok(FileData::Compressed(Compressed { size: inode.size, algorithm, first, count }))
     }
 
     /// The number that device `device` of a lower image has in this layer.
