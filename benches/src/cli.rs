@@ -21,6 +21,8 @@ pub(crate) enum Command {
     List,
     /// An image of three layers: our converter against the limit and its peers.
     Convert(ConvertArgs),
+    /// Compressed layers: our converter against mkfs.erofs with the same codec, level and cluster.
+    Compress(CompressArgs),
     /// What a converter cannot avoid: the processor time of each stage, one at a time.
     Limit(Setting),
     /// Two SHA-256 streams side by side against one after the other.
@@ -51,8 +53,9 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 5] = [
+pub(crate) const BENCHES: [(&str, &str); 6] = [
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
+    ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),
     ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),
@@ -113,6 +116,25 @@ pub(crate) struct MergeArgs {
     /// Another revision's `dsec-convert` to compare with, in the same rounds.
     #[arg(long, value_parser = parse_program)]
     pub(crate) against: Vec<PathBuf>,
+}
+
+/// Options of bench `compress`.
+#[derive(Debug, Args)]
+pub(crate) struct CompressArgs {
+    #[command(flatten)]
+    pub(crate) setting: Setting,
+    /// How many layers are converted at a time.
+    #[arg(long, default_value_t = 2, value_parser = parse_count)]
+    pub(crate) jobs: usize,
+    /// Codecs, with levels: lz4, lz4hc:9, zstd:3, …
+    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd:3", value_parser = crate::compress::parse_codec)]
+    pub(crate) codecs: Vec<String>,
+    /// Cluster sizes in KiB: 64, 128.
+    #[arg(long, value_delimiter = ',', default_value = "64,128", value_parser = crate::compress::parse_cluster)]
+    pub(crate) clusters: Vec<u32>,
+    /// The `dsec-convert` to measure, instead of the one built from this tree.
+    #[arg(long, value_parser = parse_program)]
+    pub(crate) convert_bin: Option<PathBuf>,
 }
 
 /// What runs as a child.

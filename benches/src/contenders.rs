@@ -158,6 +158,21 @@ impl Mkfs {
     }
 }
 
+impl Mkfs {
+    /// One whole EROFS image a layer, compressed by `codec` (with its level) into clusters of at most `cluster` bytes,
+    /// straight from the compressed layer.
+    pub(crate) fn compressed(&self, image: &Image, codec: &str, cluster: u32) -> Contender {
+        let (program, codec) = (self.program.clone(), codec.to_owned());
+        let command = move |layer: &Path, out: &Path| {
+            let mut command = silent(&program);
+            command.args(["--quiet", "--tar=f", "--ungzip", &format!("-z{codec}"), &format!("-C{cluster}")]);
+            command.arg(out).arg(layer);
+            Ok(command)
+        };
+        each_layer(&format!("mkfs.erofs {}", self.version), image, command)
+    }
+}
+
 /// One whole, uncompressed EROFS image a layer, straight from the compressed layer.
 fn erofs(mkfs: &Mkfs, image: &Image) -> Contender {
     let program = mkfs.program.clone();

@@ -143,6 +143,12 @@ fn sizes(out: &Path) -> Result<Made> {
     })
 }
 
+/// Bytes of all metadata images and data blobs of the converted image.
+pub(crate) fn total_bytes(out: &Path) -> Result<u64> {
+    let made = sizes(out)?;
+    Ok(made.metadata_bytes + made.data_bytes)
+}
+
 /// Ours against each of the others.
 fn compare(results: &[(&str, &[Run])]) -> Vec<Metric> {
     let Some(&(_, ours)) = results.iter().find(|(name, _)| *name == OURS) else { return Vec::new() };

@@ -6,6 +6,7 @@
 
 mod chunks;
 mod cli;
+mod compress;
 mod contenders;
 mod convert;
 mod data;
@@ -29,6 +30,7 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match cli.command {
         Command::List => BENCHES.iter().for_each(|(name, what)| report::line(&format!("{name:<10} {what}"))),
+        Command::Compress(args) => compress::run(&args)?.print(cli.json)?,
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
         Command::Hash { rounds } => hash::run(rounds).print(cli.json)?,

@@ -5,15 +5,19 @@
 //! written as they come; [`order::is_canonical`] tells afterwards whether that was right, and [`order::rewrite`] puts
 //! the rest in order. So the blob depends on the tree alone.
 
+pub mod clusters;
 pub mod order;
 mod segments;
 pub mod spool;
 
 use crate::chunk_table::Record;
+use crate::compress::Compress;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE};
 use crate::extent::{Chunked, FileData, Runs};
+use clusters::ClusterWriter;
 use hashbrown::HashTable;
 pub use segments::Segments;
+use std::collections::HashSet;
 
 /// How large chunks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +99,79 @@ pub struct Contents {
     pub blocks: u32,
     /// Bytes that were not stored because the blob had them already.
     pub deduplicated: u64,
+    /// Whether chunks follow one another without regard to the boundaries of segments, as in compressed layers.
+    pub packed: bool,
+    /// First blocks of the compressed clusters that are all zeros.
+    pub zeros: HashSet<u32>,
+}
+
+/// Writes one kind of blob or the other.
+#[derive(Debug)]
+pub enum Writer {
+    /// Plain chunks.
+    Plain(BlobWriter),
+    /// Compressed clusters.
+    Clusters(ClusterWriter),
+}
+
+impl Writer {
+    /// An empty blob, compressed if `compress` says how.
+    #[must_use]
+    pub fn new(sizes: ChunkSizes, compress: Option<Compress>) -> Self {
+        match compress {
+            None => Self::Plain(BlobWriter::new(sizes)),
+            Some(compress) => Self::Clusters(ClusterWriter::new(sizes, compress)),
+        }
+    }
+
+    /// The blob's bytes on their way out.
+    pub fn segments(&mut self) -> &mut Segments {
+        match self {
+            Self::Plain(writer) => writer.segments(),
+            Self::Clusters(writer) => writer.segments(),
+        }
+    }
+
+    /// Begins a file of `size` bytes, more than 0.
+    pub fn begin(&mut self, size: u64) {
+        match self {
+            Self::Plain(writer) => writer.begin(size),
+            Self::Clusters(writer) => writer.begin(size),
+        }
+    }
+
+    /// Adds `bytes` at `offset` of the current file; offsets only rise, what is skipped is a hole.
+    ///
+    /// # Errors
+    /// When the blob is full.
+    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BlobTooLarge> {
+        match self {
+            Self::Plain(writer) => writer.data(offset, bytes),
+            Self::Clusters(writer) => writer.data(offset, bytes),
+        }
+    }
+
+    /// Ends the current file.
+    ///
+    /// # Errors
+    /// When the blob is full.
+    pub fn end(&mut self) -> Result<FileData, BlobTooLarge> {
+        match self {
+            Self::Plain(writer) => writer.end(),
+            Self::Clusters(writer) => writer.end(),
+        }
+    }
+
+    /// Completes the blob; what is left of it is in the segments.
+    ///
+    /// # Errors
+    /// When the blob is full.
+    pub fn finish(self) -> Result<(Contents, Segments), BlobTooLarge> {
+        match self {
+            Self::Plain(writer) => writer.finish(),
+            Self::Clusters(writer) => writer.finish(),
+        }
+    }
 }
 
 /// Cuts files into chunks and places those that are new.
@@ -244,7 +321,8 @@ impl BlobWriter {
     pub fn finish(mut self) -> Result<(Contents, Segments), BlobTooLarge> {
         let blocks = self.segments.blocks()?;
         self.segments.finish();
-        let contents = Contents { runs: self.runs, stored: self.known.stored, blocks, deduplicated: self.deduplicated };
+        let (stored, deduplicated) = (self.known.stored, self.deduplicated);
+        let contents = Contents { runs: self.runs, stored, blocks, deduplicated, ..Contents::default() };
         Ok((contents, self.segments))
     }
 }

@@ -3,6 +3,16 @@
 //! A file is cut into *clusters* of a fixed number of input bytes, each compressed alone: so they are compressed in
 //! parallel, found again by their input's digest, and read at random. `docs/image-format.md` has the layout.
 
+mod cluster;
+mod linked;
+#[expect(unsafe_code, reason = "the fence around liblz4's C interface")]
+mod lz4;
+mod pool;
+
+pub use cluster::{DecompressError, decompress};
+pub(crate) use linked::linked;
+pub(crate) use pool::{Piece, Pool};
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

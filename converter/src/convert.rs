@@ -395,6 +395,7 @@ impl<'c> Stack<'c> {
             "lower": with_lower.then_some(lower?),
             "inline_max": self.request.options.inline_max,
             "chunk_bits": self.request.options.chunks.max_bits,
+            "compress": self.request.options.compress.map(|c| (c.codec.to_string(), c.cluster_bits)),
             "overlay": self.request.options.overlay,
         });
         Some(Digest::of(text.to_string().as_bytes()).hex())

@@ -212,6 +212,29 @@
 //! blob. The price is one more pass over the data of such a layer. It is done once more when contents moved behind a
 //! symbolic link of a lower layer.
 //!
+//! # Compression
+//!
+//! - **Clusters of fixed input**, compressed one by one: so threads need nothing of each other, the bytes are the same
+//!   whatever their number, a cluster can be found by its input's digest before it is compressed, and one that another
+//!   image has can be referred to. The price is the unused rest of each cluster's last block. The other way, filling
+//!   stored clusters of a fixed size, needs each cluster to end where the one before began, in this file only.
+//! - **The last cluster of a file takes up a rest of less than half a cluster.** Otherwise a file of 66 KiB would have a
+//!   second cluster of 2 KiB that saves nothing and cannot be shared.
+//! - **128 KiB by default** ([`crate::blob::clusters`]): figures in `docs/benchmarks.md`.
+//! - **One codec for a layer**, in the order of its options; what a hard link brings in from below stays as it is there.
+//! - **What gains nothing is plain**: a cluster that would not save a block, and a file of such clusters only, which is
+//!   an ordinary chunked file then. Inline files stay inline and plain.
+//! - **Zeros** are a cluster like others, of one block, since compressed files have no holes. Only where a large file is
+//!   mostly zeros and its map of 8 bytes a block costs more than compression saves is it stored plain with holes. That is
+//!   known at its end only, so the blob is written again then.
+//! - **No segments.** The map of a compressed file has no device ids, so its clusters cannot be attached piece by piece as
+//!   devices of their own ([`crate::erofs::remap`] refuses such images), and to keep clear of multiples of 1 MiB would
+//!   only cost room: 1 to 5 % of the blob.
+//! - **Full index**, not the compact one: that has block numbers for groups of clusters which must follow one another, and
+//!   clusters that are stored once do not.
+//! - **zstd frames** have magic numbers and the content's size, no checksum; windows are at most 256 KiB. The levels are
+//!   zstd's own, 1 to 22; LZ4 has the fast compressor (`lz4`) and the high compression (`lz4hc`), in one format.
+//!
 //! # The metadata image
 //!
 //! - **Compact inodes** (32 bytes) have no time of their own but the superblock's. That time is the commonest mtime of
@@ -223,8 +246,8 @@
 //!   different ones.
 //! - **The device table** follows the superblock. A slot's tag is the 64 hex digits of its blob's SHA-256, so that
 //!   whoever attaches the devices can check their order; `blocks` is the blob's length. Addresses are per device; the
-//!   unified address space is not used.
-//! - **Features** are set only where used. An image with data needs Linux 5.16 (device table); one without needs 5.4.
+//!   unified address space is used by compressed files alone.
+//! - **Features** are set only where used. An image with data needs Linux 5.16 (device table), or 6.10 with zstd; one without needs 5.4.
 //!   Mounting it from files, without loop devices, needs 6.12; the format does not depend on that.
 //! - **Inode numbers** for 32-bit `stat` count from 1 in tree order.
 //! - Blocks are always 4,096 bytes (O07): smaller ones do not work with file-backed mounts on all kernels.
@@ -233,8 +256,8 @@
 //!
 //! - **Reuse.** A finished layer leaves a record under `converted/`, named by the SHA-256 of everything that decides
 //!   its bytes: the format version ([`crate::convert::FORMAT_VERSION`]), the source's digest and diffID, whether it
-//!   belongs to a whole image, the layers below *if it took anything from them*, the inline limit, the chunk size and
-//!   the xattr namespace. Limits are not part of it, since they only decide whether there is a result. A record whose
+//!   belongs to a whole image, the layers below *if it took anything from them*, the inline limit, the chunk size, the
+//!   compression and the xattr namespace. Limits are not part of it, since they only decide whether there is a result. A record whose
 //!   blobs are not all there in their lengths is ignored. A layer that is reused is not read again: damage that its
 //!   source took since is not noticed. Sources without a digest (`tar:`, `dir:`) have no record.
 //! - **Order of publishing.** Data blob, chunk table, metadata image, record, config, manifest, ref: nothing names what

@@ -175,9 +175,9 @@ impl Runs {
         }
     }
 
-    /// Takes back all entries from index `first` on.
-    pub fn truncate_clusters(&mut self, first: u32) {
-        self.clusters.truncate(first as usize);
+    /// The clusters of all files.
+    pub(crate) fn all_clusters_mut(&mut self) -> &mut [ClusterRun] {
+        &mut self.clusters
     }
 
     /// Index that the next run will get.

@@ -75,4 +75,13 @@ pub struct Counts {
     pub opaques: u64,
     /// Bytes not stored because the same chunk was there already.
     pub deduplicated_bytes: u64,
+    /// Regular files with compressed clusters.
+    #[serde(default)]
+    pub compressed_files: u64,
+    /// Plain bytes of the compressed clusters in the layer's own data blob, each counted once.
+    #[serde(default)]
+    pub compressed_plain_bytes: u64,
+    /// Bytes of the same clusters as they are stored, padding included.
+    #[serde(default)]
+    pub compressed_stored_bytes: u64,
 }

@@ -41,7 +41,7 @@ pub mod annotation {
     pub const CHUNK_TABLE_OF: &str = "dev.dsec.chunk-table.of";
     /// Block size in bytes.
     pub const BLOCK_SIZE: &str = "dev.dsec.block-size";
-    /// Compression of the data: `none`.
+    /// Compression of the data: `none`, `lz4`, `zstd`, or several of these with commas between.
     pub const COMPRESSION: &str = "dev.dsec.compression";
     /// `kept` when the layer has whiteouts or opaque directories, else `none`.
     pub const WHITEOUTS: &str = "dev.dsec.whiteouts";

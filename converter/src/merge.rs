@@ -119,6 +119,9 @@ pub enum MergeError {
     /// Packing found chunks that no blob of ours has.
     #[error("the layers have chunks of more than 1 MiB, which are not packed")]
     LongChunks,
+    /// Packing found compressed layers.
+    #[error("the layers are compressed, and such layers are not packed: leave `--pack` out")]
+    CompressedPack,
     /// The packed blob would be too large.
     #[error(transparent)]
     TooLarge(#[from] crate::blob::BlobTooLarge),
@@ -394,6 +397,7 @@ impl Run {
             metadata: BlobRef { digest: written.digest, size: written.size },
             data,
             chunk_tables,
+            algorithms: written.compressed.iter().collect(),
             overlay: self.overlay,
             counts,
             unresolved: merged.unresolved,

@@ -15,6 +15,7 @@ pub(crate) mod below;
 pub(crate) mod fold;
 
 use crate::blob::spool::Spool;
+use crate::compress::linked;
 use crate::entry::{Timestamp, Warning, Xattr, printable};
 use crate::erofs::format::{BLOCK_BITS, FileType, encode_device};
 use crate::erofs::read::{self, Data, ReadError};
@@ -333,6 +334,9 @@ impl Links<'_> {
     ) -> Result<FileData, LayerError> {
         if inode.size == 0 {
             return Ok(FileData::Empty);
+        }
+        if inode.is_compressed() {
+            return linked(image, inode, runs, |device| self.device(image, device));
         }
         let Some(chunk_bits) = image.chunk_bits(inode)? else {
             let len = u32::try_from(inode.size).map_err(|_| too_long(inode))?;

@@ -4,8 +4,9 @@
 //! ([`crate::erofs::read::check`]), each of its references into the data blobs, and the chunk tables. A deep run also hashes
 //! each chunk against its table's record, and sees that the table covers every piece of every file.
 
-use crate::chunk_table::{ChunkTable, ChunkTableError};
-use crate::erofs::format::BLOCK_SIZE;
+use crate::chunk_table::{ChunkTable, ChunkTableError, Input, Record};
+use crate::compress;
+use crate::erofs::format::{BLOCK_SIZE, MAX_PLAIN_CLUSTER, MAX_STORED_CLUSTER};
 use crate::erofs::read::Image;
 use crate::erofs::read::check::{DeviceInfo, check_counting};
 use crate::manifest::{self, Layer, digest_of};
@@ -317,8 +318,11 @@ impl Verifier<'_> {
             }
             let Some(file) = data else { continue };
             let what = match self.hash_chunk(file, start, end) {
-                Ok(digest) if digest == record.digest => continue,
-                Ok(_) => "does not match the chunk table".to_owned(),
+                Ok(digest) if digest != record.digest => "does not match the chunk table".to_owned(),
+                Ok(_) => match record.input.map_or(Ok(()), |input| self.plain(file, &record, &input)) {
+                    Ok(()) => continue,
+                    Err(what) => what,
+                },
                 Err(e) => format!("cannot be read: {e}"),
             };
             bad += 1;
@@ -330,6 +334,25 @@ impl Verifier<'_> {
             self.problem(Some(index), blob, "", format!("{} more chunks are bad", bad - NAMED_CHUNKS));
         }
         Ok(ranges)
+    }
+
+    /// Whether a chunk, whose stored bytes are right, stands for the bytes that its record says.
+    fn plain(&self, file: &File, record: &Record, input: &Input) -> Result<(), String> {
+        let stored = u64::from(record.blocks) * u64::from(BLOCK_SIZE);
+        let Some(algorithm) = input.algorithm else { return Ok(()) };
+        if stored > MAX_STORED_CLUSTER || u64::from(input.len) > MAX_PLAIN_CLUSTER {
+            return Err(format!("stands for {} bytes, more than a cluster can have", input.len));
+        }
+        let mut bytes = vec![0; usize::try_from(stored).unwrap_or(0)];
+        file.read_exact_at(&mut bytes, u64::from(record.start) * u64::from(BLOCK_SIZE))
+            .map_err(|e| format!("cannot be read: {e}"))?;
+        let mut plain = vec![0; input.len as usize];
+        compress::decompress(algorithm, &bytes, &mut plain).map_err(|e| format!("cannot be decompressed: {e}"))?;
+        if *blake3::hash(&plain).as_bytes() == input.digest {
+            Ok(())
+        } else {
+            Err("decompresses to other bytes than the chunk table says".to_owned())
+        }
     }
 
     fn hash_chunk(&mut self, file: &File, start: u64, end: u64) -> std::io::Result<[u8; 32]> {

@@ -1,12 +1,16 @@
 //! Whether a blob has its chunks in tree order, and putting them there.
 
+pub(super) mod packed;
+
 use super::{BlobTooLarge, Contents, Known, Segments};
 use crate::chunk_table::Record;
+use crate::compress::DecompressError;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, NULL_BLOCK, SEGMENT_BLOCKS};
 use crate::extent::{Chunked, FileData, Runs};
 use crate::read_at::ReadAt;
 use crate::tree::{InodeId, Kind, Tree};
 use hashbrown::HashMap;
+use std::collections::HashSet;
 use std::io;
 
 /// Why a blob could not be put in order.
@@ -18,6 +22,14 @@ pub enum OrderError {
     /// Reading the old blob or writing the new one failed.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// A cluster that was just written does not decompress.
+    #[error("reading back the cluster at block {block}: {source}")]
+    Decompress {
+        /// Its first block.
+        block: u32,
+        /// Why.
+        source: DecompressError,
+    },
 }
 
 /// Each chunk of `file` that is not a hole: (first block, number of blocks).
@@ -47,6 +59,9 @@ fn files<'t>(tree: &'t Tree, order: &'t [(InodeId, u32)]) -> impl Iterator<Item 
 /// Whether the blob holds the chunks of the tree's files in tree order, each once, and nothing else.
 #[must_use]
 pub fn is_canonical(tree: &Tree, order: &[(InodeId, u32)], contents: &Contents) -> bool {
+    if contents.packed {
+        return packed::is_canonical(tree, order, contents);
+    }
     let mut end = 0u64;
     for (_, file) in files(tree, order) {
         for (block, blocks) in chunks_of(&file, &contents.runs) {
@@ -64,7 +79,7 @@ pub fn is_canonical(tree: &Tree, order: &[(InodeId, u32)], contents: &Contents) 
 }
 
 /// Copies the chunks that the tree's files use from `old` into tree order. `emit` gets the new blob's segments in
-/// order. The tree's files are changed to refer to the result.
+/// order. The tree's files are changed to refer to the result. Compressed files in `plain` are stored plain.
 ///
 /// # Errors
 /// When reading or emitting fails.
@@ -75,9 +90,13 @@ pub fn rewrite(
     tree: &mut Tree,
     order: &[(InodeId, u32)],
     contents: Contents,
+    plain: &HashSet<InodeId>,
     old: &dyn ReadAt,
     mut emit: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> Result<Contents, OrderError> {
+    if contents.packed {
+        return packed::rewrite(tree, order, contents, plain, old, emit);
+    }
     let digests: HashMap<u32, [u8; 32]> = contents.stored.iter().map(|s| (s.start, s.digest)).collect();
     let fetch = |_: u16, block: u32, bytes: &mut [u8]| {
         old.read_exact_at(bytes, u64::from(block) * u64::from(BLOCK_SIZE))?;
@@ -154,7 +173,7 @@ pub fn gather<E: From<BlobTooLarge>>(
     while let Some(segment) = segments.take() {
         emit(&segment)?;
     }
-    Ok(Contents { runs, stored: known.stored, blocks, deduplicated })
+    Ok(Contents { runs, stored: known.stored, blocks, deduplicated, ..Contents::default() })
 }
 
 /// Whether a chunk with data of the tree's files is longer than a segment, so that [`gather`] cannot place it.

@@ -75,6 +75,26 @@ impl Segments {
         u32::try_from(block).ok().filter(|b| *b < u32::MAX - SEGMENT_BLOCKS).ok_or(BlobTooLarge)
     }
 
+    /// Appends whole blocks, across the ends of segments too; returns the first one's number. Nothing may be reserved.
+    pub(super) fn append(&mut self, mut bytes: &[u8]) -> Result<u32, BlobTooLarge> {
+        debug_assert!(bytes.len().is_multiple_of(BLOCK_SIZE as usize) && self.reservation.is_none());
+        let block = self.number * u64::from(SEGMENT_BLOCKS) + (self.end / BLOCK_SIZE as usize) as u64;
+        while !bytes.is_empty() {
+            if self.current.is_empty() {
+                self.current = self.free.pop().unwrap_or_else(|| vec![0; SEGMENT]);
+            }
+            let take = bytes.len().min(SEGMENT - self.end);
+            self.current[self.end..self.end + take].copy_from_slice(&bytes[..take]);
+            self.end += take;
+            bytes = &bytes[take..];
+            if self.end == SEGMENT {
+                self.close_current(Vec::new());
+            }
+        }
+        // A cluster has far fewer blocks than a segment of the highest numbers, which mean "no block".
+        u32::try_from(block).ok().filter(|b| *b < u32::MAX - 2 * SEGMENT_BLOCKS).ok_or(BlobTooLarge)
+    }
+
     fn close_current(&mut self, next: Vec<u8>) {
         let full = std::mem::replace(&mut self.current, next);
         self.full.push_back((full, self.seen));

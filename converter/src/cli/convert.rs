@@ -3,6 +3,7 @@
 use super::options::{self, ConversionArgs};
 use super::{merge, output, store_parser};
 use clap::Args as ClapArgs;
+use converter::compress::Algorithm;
 use converter::convert::{Converted, convert_merged_as};
 use converter::entry::Warning;
 use converter::layer::{BlobRef, Counts, TableRef};
@@ -104,6 +105,7 @@ struct LayerReport {
     metadata: BlobRef,
     data: Vec<BlobRef>,
     chunk_tables: Vec<TableRef>,
+    compression: Vec<Algorithm>,
     #[serde(flatten)]
     counts: Counts,
     reused: bool,
@@ -124,6 +126,9 @@ struct Totals {
     whiteouts: u64,
     opaques: u64,
     deduplicated_bytes: u64,
+    compressed_files: u64,
+    compressed_plain_bytes: u64,
+    compressed_stored_bytes: u64,
     seconds: f64,
 }
 
@@ -144,6 +149,7 @@ impl Report {
                 metadata: layer.record.metadata,
                 data: layer.record.data.clone(),
                 chunk_tables: layer.record.chunk_tables.clone(),
+                compression: layer.record.algorithms.clone(),
                 counts: layer.record.counts,
                 reused: layer.reused,
                 seconds: layer.took.as_secs_f64(),
@@ -166,6 +172,9 @@ impl Report {
             whiteouts: sum(&|l| l.counts.whiteouts),
             opaques: sum(&|l| l.counts.opaques),
             deduplicated_bytes: sum(&|l| l.counts.deduplicated_bytes),
+            compressed_files: sum(&|l| l.counts.compressed_files),
+            compressed_plain_bytes: sum(&|l| l.counts.compressed_plain_bytes),
+            compressed_stored_bytes: sum(&|l| l.counts.compressed_stored_bytes),
             seconds: took.as_secs_f64(),
         };
         Ok(Self {
@@ -188,7 +197,8 @@ impl Report {
     }
 
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        let rows: Vec<Vec<String>> = self
+        let compressed = self.layers.iter().any(|layer| !layer.compression.is_empty());
+        let mut rows: Vec<Vec<String>> = self
             .layers
             .iter()
             .enumerate()
@@ -208,7 +218,7 @@ impl Report {
                 ]
             })
             .collect();
-        let head = [
+        let mut head = vec![
             ">LAYER",
             ">SOURCE",
             ">METADATA",
@@ -220,6 +230,15 @@ impl Report {
             ">DEDUP",
             ">TIME",
         ];
+        if compressed {
+            // What the data would be without compression.
+            head.insert(4, ">PLAIN");
+            for (row, layer) in rows.iter_mut().zip(&self.layers) {
+                let data: u64 = layer.data.iter().map(|blob| blob.size).sum();
+                let saved = layer.counts.compressed_plain_bytes.saturating_sub(layer.counts.compressed_stored_bytes);
+                row.insert(4, output::size(data + saved));
+            }
+        }
         output::table(out, &head, &rows)?;
         if !self.merged.is_empty() {
             let rows: Vec<Vec<String>> = self.merged.iter().map(merge::LayerReport::row).collect();

@@ -98,6 +98,9 @@ fn print_image(args: &Args, name: &str, found: &Found) -> anyhow::Result<()> {
                 let diff_id = part.diff_id.map_or_else(|| "unknown".to_owned(), |digest| digest.to_string());
                 writeln!(out, "  diffID       {diff_id}")?;
             }
+            if let Some(compression) = annotated(&layer.metadata, annotation::COMPRESSION).filter(|c| *c != "none") {
+                writeln!(out, "  compression  {compression}")?;
+            }
             let blobs = std::iter::once(("metadata", &layer.metadata))
                 .chain(layer.data.iter().map(|blob| ("data", blob)))
                 .chain(layer.chunk_tables.iter().map(|blob| ("chunk table", blob)));
@@ -119,6 +122,7 @@ fn json_layer(layer: &Layer) -> Value {
         "metadata": blob(&layer.metadata),
         "data": layer.data.iter().map(blob).collect::<Vec<_>>(),
         "chunk_tables": layer.chunk_tables.iter().map(blob).collect::<Vec<_>>(),
+        "compression": annotated(&layer.metadata, annotation::COMPRESSION),
         "diff_id": annotated(&layer.metadata, annotation::DIFF_ID),
         "source": annotated(&layer.metadata, annotation::SOURCE_DIGEST),
         "parts": Origin::of(layer),
@@ -144,6 +148,10 @@ struct Summary {
     compact: u64,
     /// Regular files whose last bytes stand beside the inode.
     inline_files: u64,
+    compressed_files: u64,
+    /// What those are when they are read, and as they are stored.
+    compressed_plain_bytes: u64,
+    compressed_stored_bytes: u64,
     file_bytes: u64,
 }
 
@@ -168,6 +176,12 @@ impl Summary {
                     sum.files += 1;
                     sum.file_bytes = sum.file_bytes.saturating_add(inode.size);
                     sum.inline_files += u64::from(inode.layout == DataLayout::FlatInline && inode.size > 0);
+                    if let Some(stored) = inode.compressed_blocks() {
+                        let stored = stored.saturating_mul(image.superblock().block_size().into());
+                        sum.compressed_files += 1;
+                        sum.compressed_plain_bytes = sum.compressed_plain_bytes.saturating_add(inode.size);
+                        sum.compressed_stored_bytes = sum.compressed_stored_bytes.saturating_add(stored);
+                    }
                 }
                 FileType::Symlink => sum.symlinks += 1,
                 _ => sum.others += 1,
@@ -199,6 +213,7 @@ fn json_file<R: ReadAt>(out: &mut Out, args: &Args, image: &Image<R>, summary: &
             "feature_compat": sb.features.compat(), "feature_incompat": sb.features.incompat(),
         },
         "features": sb.features.names(),
+        "algorithms": sb.features.algorithms(),
         "least_kernel": sb.features.least_kernel().to_string(),
         "devices": image.devices().iter().map(device).collect::<Vec<_>>(),
         "counts": summary,
@@ -236,5 +251,10 @@ fn text_file<R: ReadAt>(out: &mut Out, image: &Image<R>, summary: &Summary) -> i
         s.symlinks,
         s.others,
         s.whiteouts
-    )
+    )?;
+    if s.compressed_files > 0 {
+        let (plain, stored) = (output::size(s.compressed_plain_bytes), output::size(s.compressed_stored_bytes));
+        writeln!(out, "compressed    {} files of {plain} in {stored}", s.compressed_files)?;
+    }
+    Ok(())
 }

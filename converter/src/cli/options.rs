@@ -1,6 +1,7 @@
 //! Options of every command that converts: what shapes the layers, and what they may cost.
 
 use clap::Args as ClapArgs;
+use converter::compress::{Codec, Compress};
 use converter::convert::Request;
 use converter::layer::Options;
 use converter::manifest::OverlayXattrs;
@@ -21,6 +22,13 @@ pub(super) struct ConversionArgs {
     /// Keep files up to this many bytes in the metadata image, where they fit beside their inode
     #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=4096))]
     inline_max: u32,
+    /// Compress files that do not fit the metadata image: lz4 (fastest), lz4hc[:1-12] (smaller, read as fast) or
+    /// zstd[:1-22] (smallest; nodes need Linux 6.10)
+    #[arg(long, value_name = "CODEC[:LEVEL]")]
+    compress: Option<Codec>,
+    /// Bytes of a file that are compressed together: 64KiB or 128KiB (smaller blobs, slower random reads)
+    #[arg(long, value_name = "SIZE", default_value = "128KiB", value_parser = cluster_bits, requires = "compress")]
+    cluster: u8,
     /// Mark whiteouts and opaque directories with user.overlay.* rather than trusted.overlay.*, for mounts with the
     /// `userxattr` option
     #[arg(long)]
@@ -33,11 +41,21 @@ pub(super) struct ConversionArgs {
     max_inodes: u32,
 }
 
+/// log2 of a cluster size.
+fn cluster_bits(text: &str) -> Result<u8, String> {
+    match text {
+        "64KiB" => Ok(16),
+        "128KiB" => Ok(17),
+        _ => Err("clusters have 64KiB or 128KiB".to_owned()),
+    }
+}
+
 impl ConversionArgs {
     fn options(&self) -> Options {
         Options {
             inline_max: self.inline_max,
             overlay: if self.userxattr { OverlayXattrs::User } else { OverlayXattrs::Trusted },
+            compress: self.compress.map(|codec| Compress { codec, cluster_bits: self.cluster }),
             max_inodes: self.max_inodes,
             max_plain: self.max_layer_size,
             ..Options::default()

@@ -154,6 +154,10 @@ fn json_extent<R: ReadAt>(image: &Image<R>, extent: &Extent) -> Value {
             let blocks = len.div_ceil(u64::from(image.superblock().block_size()));
             json!({ "offset": offset, "len": len, "device": device, "block": block, "blocks": blocks })
         }
+        Data::Compressed { device, block, blocks, algorithm } => json!({
+            "offset": offset, "len": len, "device": device, "block": block, "blocks": blocks,
+            "algorithm": algorithm.name(),
+        }),
     }
 }
 
@@ -164,6 +168,10 @@ fn text_extent<R: ReadAt>(image: &Image<R>, extent: &Extent) -> String {
         Data::Block { device, block } => {
             let blocks = extent.len.div_ceil(u64::from(image.superblock().block_size()));
             format!("{}+{}:device {device} block {block}+{blocks}", extent.file_offset, extent.len)
+        }
+        Data::Compressed { device, block, blocks, algorithm } => {
+            let name = algorithm.name();
+            format!("{}+{}:device {device} block {block}+{blocks} {name}", extent.file_offset, extent.len)
         }
     }
 }

@@ -224,6 +224,100 @@ pub struct ChunkIndex {
     pub block: U32,
 }
 
+/// Head of a compressed inode's map, at the next multiple of 8 behind its xattrs. In a full index, 8 zero bytes and a
+/// [`ClusterIndex`] for each block of the file follow.
+#[derive(Debug, Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MapHeader {
+    /// Zero (or what fragments and inline tails need).
+    pub reserved: U16,
+    /// Zero (or the size of an inline tail).
+    pub inline_size: U16,
+    /// `MAP_*` bits.
+    pub advise: U16,
+    /// Algorithm of [`ClusterType::Head1`] in bits 0-3, of [`ClusterType::Head2`] in bits 4-7.
+    pub algorithms: u8,
+    /// log2 of a logical cluster's size relative to the block in bits 0-3; bit 7: the file is a fragment.
+    pub cluster_bits: u8,
+}
+
+/// Extents rather than a full index (with [`DataLayout::CompressedFull`]).
+pub const MAP_EXTENTS: u16 = 0x1;
+/// Clusters of [`ClusterType::Head1`] have more than one block.
+pub const MAP_BIG_PCLUSTER_1: u16 = 0x2;
+/// Clusters of [`ClusterType::Head2`] have more than one block.
+pub const MAP_BIG_PCLUSTER_2: u16 = 0x4;
+/// The map is followed by an inline tail.
+pub const MAP_INLINE: u16 = 0x8;
+/// Plain clusters begin at the file offset's place in the block.
+pub const MAP_INTERLACED: u16 = 0x10;
+/// The file's tail is a fragment.
+pub const MAP_FRAGMENT: u16 = 0x20;
+
+/// One logical cluster, here always a block, of a full index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ClusterIndex {
+    /// [`ClusterType`] in bits 0-1; bit 15: it refers to part of the decompressed data.
+    pub advise: U16,
+    /// Where in the logical cluster the compressed cluster begins.
+    pub offset: U16,
+    /// Heads: the start block. Others: distance to the head before (or [`BLOCK_COUNT`] and the number of blocks, behind
+    /// a head), then, in the high 16 bits, distance to the next head.
+    pub value: U32,
+}
+
+/// Types of logical clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum ClusterType {
+    /// A plain cluster begins here.
+    Plain = 0,
+    /// A compressed cluster begins here, of the first algorithm.
+    Head1 = 1,
+    /// Inside a cluster.
+    NonHead = 2,
+    /// A compressed cluster begins here, of the second algorithm.
+    Head2 = 3,
+}
+
+/// In the first distance of the logical cluster behind a head: the rest is the number of blocks that are stored.
+pub const BLOCK_COUNT: u16 = 1 << 11;
+/// Bit 15 of [`ClusterIndex::advise`].
+pub const CLUSTER_PARTIAL: u16 = 1 << 15;
+/// Most bytes of a compressed cluster as it is stored.
+pub const MAX_STORED_CLUSTER: u64 = 1 << 20;
+/// Most bytes that a compressed cluster stands for.
+pub const MAX_PLAIN_CLUSTER: u64 = 12 << 20;
+
+/// Behind the superblock when LZ4 is available: its configuration.
+#[derive(Debug, Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Lz4Config {
+    /// Bytes that follow: 14.
+    pub size: U16,
+    /// Farthest match.
+    pub max_distance: U16,
+    /// Most blocks of a stored cluster.
+    pub max_blocks: U16,
+    /// Zero.
+    pub reserved: [u8; 10],
+}
+
+/// Behind that (at a multiple of 4) when zstd is available.
+#[derive(Debug, Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ZstdConfig {
+    /// Bytes that follow: 6.
+    pub size: U16,
+    /// 0: with magic numbers.
+    pub format: u8,
+    /// log2 of the largest window, less 10; at most 10.
+    pub window_log: u8,
+    /// Zero.
+    pub reserved: [u8; 4],
+}
+
 /// One name of a directory block; the names follow the array of these.
 #[derive(Debug, Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -353,6 +447,10 @@ mod tests {
         assert_eq!(size_of::<Dirent>(), 12);
         assert_eq!(size_of::<XattrHeader>(), 12);
         assert_eq!(size_of::<XattrEntry>(), 4);
+        assert_eq!(size_of::<MapHeader>(), 8);
+        assert_eq!(size_of::<ClusterIndex>(), 8);
+        assert_eq!(size_of::<Lz4Config>(), 16);
+        assert_eq!(size_of::<ZstdConfig>(), 8);
     }
 
     #[test]

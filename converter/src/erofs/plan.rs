@@ -1,8 +1,9 @@
 //! Where everything goes in a metadata image, decided before a byte is written.
 //!
 //! ```text
-//! block 0: 1 KiB unused, superblock, device table, first inodes
-//! blocks:  inodes, each with its xattrs and its tail (small file, symlink, directory's last block) or chunk indexes
+//! block 0: 1 KiB unused, superblock, compression configurations, device table, first inodes
+//! blocks:  inodes, each with its xattrs and its tail (small file, symlink, directory's last block), chunk indexes or
+//!          index of clusters
 //! blocks:  directories' full blocks, long symlinks
 //! blocks:  shared xattrs
 //! ```
@@ -12,11 +13,13 @@
 
 use super::dirents;
 use super::format::{
-    BLOCK_SIZE, CompactInode, DataLayout, DeviceSlot, ExtendedInode, NULL_BLOCK, SLOT_SIZE, SUPERBLOCK_AT, Superblock,
+    BLOCK_SIZE, CompactInode, DataLayout, DeviceSlot, ExtendedInode, MAX_STORED_CLUSTER, NULL_BLOCK, SLOT_SIZE,
+    SUPERBLOCK_AT, Superblock,
 };
 use super::xattr::Shared;
+use crate::compress::Algorithm;
 use crate::entry::Timestamp;
-use crate::extent::FileData;
+use crate::extent::{FileData, Runs};
 use crate::tree::{InodeId, Kind, Tree};
 use hashbrown::HashMap;
 
@@ -24,6 +27,8 @@ use hashbrown::HashMap;
 const SLOTS: u32 = BLOCK_SIZE / SLOT_SIZE;
 /// Bytes of one chunk index.
 const INDEX: u64 = 8;
+/// Bytes in front of a compressed file's index.
+const MAP_SIZE: u64 = 16;
 /// Most chunks of one file: 512 MiB of indexes.
 const MAX_CHUNKS: u64 = 1 << 26;
 
@@ -64,6 +69,50 @@ pub(super) struct Node {
     pub(super) size: u64,
 }
 
+/// What the compressed files of an image need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Compression {
+    /// Most blocks of an LZ4 cluster; 0 if there is none.
+    pub(super) lz4_blocks: u16,
+    /// log2 of the most plain bytes of a zstd cluster; 0 if there is none.
+    pub(super) zstd_window: u8,
+}
+
+impl Compression {
+    fn of(tree: &Tree, order: &[(InodeId, u32)], runs: &Runs) -> Result<Self, PlanError> {
+        let mut found = Self::default();
+        for (id, _) in order {
+            let Kind::Regular(FileData::Compressed(file)) = &tree.inode(*id).kind else { continue };
+            match file.algorithm {
+                Algorithm::Lz4 => found.lz4_blocks = found.lz4_blocks.max(1),
+                Algorithm::Zstd => found.zstd_window = found.zstd_window.max(10),
+            }
+            for run in runs.clusters_of(file).iter().filter(|run| run.compressed) {
+                if u64::from(run.blocks) * u64::from(BLOCK_SIZE) > MAX_STORED_CLUSTER
+                    || u64::from(run.len) > MAX_STORED_CLUSTER
+                {
+                    return Err(PlanError::TooLarge("a compressed cluster"));
+                }
+                match file.algorithm {
+                    Algorithm::Lz4 => {
+                        let blocks = u16::try_from(run.blocks).map_err(|_| PlanError::TooLarge("a cluster"))?;
+                        found.lz4_blocks = found.lz4_blocks.max(blocks);
+                    }
+                    Algorithm::Zstd => {
+                        let log = u32::BITS - (run.len - 1).leading_zeros();
+                        found.zstd_window = found.zstd_window.max(u8::try_from(log).unwrap_or(u8::MAX));
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) const fn is_used(self) -> bool {
+        self.lz4_blocks > 0 || self.zstd_window > 0
+    }
+}
+
 /// A metadata image, placed.
 #[derive(Debug)]
 pub struct Plan<'t> {
@@ -82,22 +131,29 @@ pub struct Plan<'t> {
     /// Blocks of the image.
     pub(super) blocks: u32,
     pub(super) chunked: bool,
+    /// What compressed files need.
+    pub(super) compression: Compression,
 }
 
 impl<'t> Plan<'t> {
-    /// Places `tree` behind a device table of `devices` entries.
+    /// Places `tree`, whose files have their contents at `runs`, behind a device table of `devices` entries.
     ///
     /// # Errors
     /// When EROFS cannot hold it.
-    pub fn new(tree: &'t Tree, devices: usize) -> Result<Self, PlanError> {
-        Self::of_ordered(tree, &tree.order(), devices)
+    pub fn new(tree: &'t Tree, runs: &Runs, devices: usize) -> Result<Self, PlanError> {
+        Self::of_ordered(tree, &tree.order(), runs, devices)
     }
 
     /// As [`Plan::new`], with what [`Tree::order`] gave.
     ///
     /// # Errors
     /// As [`Plan::new`].
-    pub fn of_ordered(tree: &'t Tree, order: &[(InodeId, u32)], devices: usize) -> Result<Self, PlanError> {
+    pub fn of_ordered(
+        tree: &'t Tree,
+        order: &[(InodeId, u32)],
+        runs: &Runs,
+        devices: usize,
+    ) -> Result<Self, PlanError> {
         let mut position = vec![u32::MAX; tree.inodes().len()];
         for (at, (inode, _)) in order.iter().enumerate() {
             position[*inode as usize] = u32::try_from(at).map_err(|_| PlanError::TooLarge("inodes"))?;
@@ -123,6 +179,7 @@ impl<'t> Plan<'t> {
             xattr_block: 0,
             blocks: 0,
             chunked: false,
+            compression: Compression::of(tree, order, runs)?,
         };
         plan.place_nodes(order, devices)?;
         Ok(plan)
@@ -134,8 +191,14 @@ impl<'t> Plan<'t> {
         self.nodes.len()
     }
 
+    /// Byte offset of the device table: behind the superblock and the configurations, which take less than a slot.
+    pub(super) fn device_table(&self) -> usize {
+        let configurations = if self.compression.is_used() { size_of::<DeviceSlot>() } else { 0 };
+        SUPERBLOCK_AT + size_of::<Superblock>() + configurations
+    }
+
     fn place_nodes(&mut self, order: &[(InodeId, u32)], devices: usize) -> Result<(), PlanError> {
-        let head = SUPERBLOCK_AT + size_of::<Superblock>() + devices * size_of::<DeviceSlot>();
+        let head = self.device_table() + devices * size_of::<DeviceSlot>();
         let head_slots =
             u32::try_from(head.div_ceil(SLOT_SIZE as usize)).map_err(|_| PlanError::TooLarge("devices"))?;
         // The root's nid has 16 bits, counted from the first metadata block.
@@ -221,6 +284,14 @@ impl<'t> Plan<'t> {
                 self.chunked = true;
                 node.layout = DataLayout::ChunkBased;
                 (base.next_multiple_of(INDEX) + chunks * INDEX, 0)
+            }
+            Kind::Regular(FileData::Compressed(file)) => {
+                let blocks = file.size.div_ceil(u64::from(BLOCK_SIZE));
+                if blocks > MAX_CHUNKS {
+                    return Err(PlanError::TooManyChunks { size: file.size, chunks: blocks });
+                }
+                node.layout = DataLayout::CompressedFull;
+                (base.next_multiple_of(INDEX) + MAP_SIZE + blocks * INDEX, 0)
             }
             _ => (base, 0),
         })

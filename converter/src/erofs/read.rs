@@ -2,7 +2,8 @@
 //!
 //! [`Image`] reads what the kernel reads: images of our own writer, and those of `mkfs.erofs` with blocks of 512 bytes
 //! to 64 KiB. Names, attributes and the layout of every inode; data of plain, inline and chunk-based files, on any
-//! number of devices. Compressed data and metabox inodes are recognised and refused by name when they are asked for.
+//! number of devices, and of compressed ones with a full index (LZ4 and zstd). Other compressed data and metabox inodes
+//! are recognised and refused by name when they are asked for.
 //!
 //! What holds for any bytes: nothing here panics; nothing is allocated on an unchecked length; every address is checked
 //! against the image's real size or its device's size before it is used; and [`Image::walk`] and [`check::check`] do work in
@@ -10,6 +11,7 @@
 
 mod cache;
 pub mod check;
+mod compressed;
 pub(crate) mod dir;
 mod extent;
 mod features;

@@ -1,14 +1,18 @@
 //! Writes a planned metadata image, front to back.
 
+mod clusters;
+
 use super::dirents;
 use super::format::{
     BLOCK_BITS, BLOCK_SIZE, CHUNK_FORMAT_INDEXES, COMPAT_CHECKSUM, COMPAT_MTIME, ChunkIndex, CompactInode, DataLayout,
-    DeviceSlot, ExtendedInode, INCOMPAT_CHUNKED, INCOMPAT_DEVICES_OR_HEAD2, MAGIC, NULL_BLOCK, SLOT_SIZE,
-    SUPERBLOCK_AT, SUPERBLOCK_OFFSET, Superblock, crc32c,
+    DeviceSlot, ExtendedInode, INCOMPAT_CHUNKED, INCOMPAT_COMPRESSION_OR_BIG_PCLUSTER, INCOMPAT_DEVICES_OR_HEAD2,
+    INCOMPAT_ZERO_PADDING, Lz4Config, MAGIC, NULL_BLOCK, SEGMENT_BLOCKS, SLOT_SIZE, SUPERBLOCK_AT, SUPERBLOCK_OFFSET,
+    Superblock, ZstdConfig, crc32c,
 };
 use super::output::{self, Output};
-use super::plan::{Node, Plan, PlanError};
-use crate::extent::{FileData, Runs, part_of};
+use super::plan::{Compression, Node, Plan, PlanError};
+use crate::compress::Algorithm;
+use crate::extent::{ClusterRun, FileData, Runs, part_of};
 use crate::read_at::ReadAt;
 use crate::tree::{InodeId, Kind, ROOT, Tree};
 use fs3_client::{Digest, Hasher};
@@ -46,6 +50,24 @@ pub struct Written {
     pub size: u64,
     /// Number of inodes.
     pub inodes: u64,
+    /// How files are compressed.
+    pub compressed: Compressions,
+}
+
+/// The algorithms of an image's compressed files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Compressions {
+    /// Some are compressed with LZ4.
+    pub lz4: bool,
+    /// Some are compressed with zstd.
+    pub zstd: bool,
+}
+
+impl Compressions {
+    /// Those that are used, in the order of their numbers.
+    pub fn iter(self) -> impl Iterator<Item = Algorithm> {
+        [(self.lz4, Algorithm::Lz4), (self.zstd, Algorithm::Zstd)].into_iter().filter(|(used, _)| *used).map(|(_, a)| a)
+    }
 }
 
 /// Where the contents of inline files are.
@@ -93,14 +115,15 @@ pub fn write_ordered(
     devices: &[Device],
     out: &File,
 ) -> Result<Written, WriteError> {
-    let plan = Plan::of_ordered(tree, order, devices.len())?;
+    let plan = Plan::of_ordered(tree, order, runs, devices.len())?;
     let size = u64::from(plan.blocks) * u64::from(BLOCK_SIZE);
     let hash = output::to_file(out, size, |image| write_plan(&plan, runs, contents, devices, image))?;
     // The identity follows from the contents, so that two images share it only when they are the same.
     let mut superblock = superblock(&plan, devices.len());
     superblock.uuid = uuid_from(hash.finalize().as_bytes());
     seal(&mut superblock, out)?;
-    Ok(Written { digest: digest_of(out, size)?, size, inodes: plan.nodes.len() as u64 })
+    let compressed = Compressions { lz4: plan.compression.lz4_blocks > 0, zstd: plan.compression.zstd_window > 0 };
+    Ok(Written { digest: digest_of(out, size)?, size, inodes: plan.nodes.len() as u64, compressed })
 }
 
 fn write_plan(
@@ -110,16 +133,19 @@ fn write_plan(
     devices: &[Device],
     image: &mut Output,
 ) -> Result<(), WriteError> {
+    let unified = unified_starts(plan, devices)?;
     image.pad_to(SUPERBLOCK_OFFSET)?;
     image.put(superblock(plan, devices.len()).as_bytes())?;
-    for device in devices {
-        image.put(device_slot(device).as_bytes())?;
+    put_configurations(plan.compression, image)?;
+    image.pad_to(plan.device_table() as u64)?;
+    for (device, start) in devices.iter().zip(&unified) {
+        image.put(device_slot(device, *start).as_bytes())?;
     }
     let mut window = Window::new(contents)?;
     let mut names = dirents::Packer::default();
     for node in plan.by_slot() {
         image.pad_to(u64::from(node.slot) * u64::from(SLOT_SIZE))?;
-        put_node(plan, node, runs, &mut window, &mut names, image)?;
+        put_node(plan, node, runs, &unified, &mut window, &mut names, image)?;
     }
     for node in plan.nodes.iter().filter(|node| node.block != NULL_BLOCK) {
         image.pad_to(u64::from(node.block) * u64::from(BLOCK_SIZE))?;
@@ -140,7 +166,13 @@ fn superblock(plan: &Plan<'_>, devices: usize) -> Superblock {
     if devices > 0 {
         incompat |= INCOMPAT_DEVICES_OR_HEAD2;
     }
-    let slot = (SUPERBLOCK_AT + size_of::<Superblock>()) / size_of::<DeviceSlot>();
+    let mut algorithms = 0u16;
+    if plan.compression.is_used() {
+        incompat |= INCOMPAT_ZERO_PADDING | INCOMPAT_COMPRESSION_OR_BIG_PCLUSTER;
+        algorithms |= u16::from(plan.compression.lz4_blocks > 0) << (Algorithm::Lz4 as u8);
+        algorithms |= u16::from(plan.compression.zstd_window > 0) << (Algorithm::Zstd as u8);
+    }
+    let slot = plan.device_table() / size_of::<DeviceSlot>();
     Superblock {
         magic: MAGIC.into(),
         checksum: 0.into(),
@@ -157,9 +189,9 @@ fn superblock(plan: &Plan<'_>, devices: usize) -> Superblock {
         uuid: [0; 16],
         volume_name: [0; 16],
         feature_incompat: incompat.into(),
-        compression: 0.into(),
+        compression: algorithms.into(),
         extra_devices: u16::try_from(devices).expect("checked by the caller: at most 65,535").into(),
-        device_slot: u16::try_from(if devices > 0 { slot } else { 0 }).expect("9").into(),
+        device_slot: u16::try_from(if devices > 0 { slot } else { 0 }).expect("9 or 10").into(),
         dir_block_bits: 0,
         xattr_prefix_count: 0,
         xattr_prefix_start: 0.into(),
@@ -169,13 +201,44 @@ fn superblock(plan: &Plan<'_>, devices: usize) -> Superblock {
     }
 }
 
-fn device_slot(device: &Device) -> DeviceSlot {
+/// Where each device starts in the unified address space: behind the image and one another. All 0 without compressed
+/// files, which alone need it.
+fn unified_starts(plan: &Plan<'_>, devices: &[Device]) -> Result<Vec<u32>, PlanError> {
+    if !plan.compression.is_used() {
+        return Ok(vec![0; devices.len()]);
+    }
+    let mut end = u64::from(plan.blocks);
+    let place = |device: &Device| {
+        let start = end.next_multiple_of(SEGMENT_BLOCKS.into());
+        end = start + u64::from(device.blocks);
+        // The last number means "no block".
+        u32::try_from(start).ok().filter(|_| end < u64::from(NULL_BLOCK))
+    };
+    let starts: Option<Vec<u32>> = devices.iter().map(place).collect();
+    starts.ok_or(PlanError::TooLarge("blocks of all its data blobs together, as compressed files do"))
+}
+
+fn put_configurations(compression: Compression, image: &mut Output) -> io::Result<()> {
+    if compression.lz4_blocks > 0 {
+        let max_blocks = compression.lz4_blocks.into();
+        image.put(
+            Lz4Config { size: 14.into(), max_distance: 65_535.into(), max_blocks, reserved: [0; 10] }.as_bytes(),
+        )?;
+    }
+    if compression.zstd_window > 0 {
+        let window_log = compression.zstd_window - 10;
+        image.put(ZstdConfig { size: 6.into(), format: 0, window_log, reserved: [0; 4] }.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn device_slot(device: &Device, unified_start: u32) -> DeviceSlot {
     let mut tag = [0; 64];
     tag.copy_from_slice(device.digest.hex().as_bytes());
     DeviceSlot {
         tag,
         blocks: device.blocks.into(),
-        unified_start: 0.into(),
+        unified_start: unified_start.into(),
         blocks_hi: 0.into(),
         unified_start_hi: 0.into(),
         reserved: [0; 52],
@@ -186,13 +249,14 @@ fn put_node(
     plan: &Plan<'_>,
     node: &Node,
     runs: &Runs,
+    unified: &[u32],
     contents: &mut Window<'_>,
     names: &mut dirents::Packer,
     image: &mut Output,
 ) -> Result<(), WriteError> {
     let inode = plan.tree.inode(node.inode);
     let xattrs = plan.xattr_area(node.inode);
-    put_header(plan, node, xattrs.len(), image)?;
+    put_header(plan, node, runs, xattrs.len(), image)?;
     image.put(xattrs)?;
     match &inode.kind {
         Kind::Regular(FileData::Inline { at, len }) => contents.copy(*at, *len as usize, image)?,
@@ -213,6 +277,10 @@ fn put_node(
                 }
             }
         }
+        Kind::Regular(FileData::Compressed(file)) => {
+            image.pad_to(image.position().next_multiple_of(8))?;
+            clusters::put(file, runs.clusters_of(file), unified, &mut |bytes| image.put(bytes))?;
+        }
         Kind::Directory(_) | Kind::Symlink(_) if node.layout == DataLayout::FlatInline => {
             let whole = node.size / u64::from(BLOCK_SIZE);
             let mut index = 0;
@@ -229,7 +297,13 @@ fn put_node(
     Ok(())
 }
 
-fn put_header(plan: &Plan<'_>, node: &Node, xattr_area: usize, image: &mut Output) -> Result<(), WriteError> {
+fn put_header(
+    plan: &Plan<'_>,
+    node: &Node,
+    runs: &Runs,
+    xattr_area: usize,
+    image: &mut Output,
+) -> Result<(), WriteError> {
     let inode = plan.tree.inode(node.inode);
     // 0 for none, else 1 and a unit for each 4 bytes behind the 12 of the header.
     let xattr_count = if xattr_area == 0 { 0 } else { (xattr_area - 12) / 4 + 1 };
@@ -239,6 +313,11 @@ fn put_header(plan: &Plan<'_>, node: &Node, xattr_area: usize, image: &mut Outpu
     let data = match &inode.kind {
         Kind::CharDevice(device) | Kind::BlockDevice(device) => *device,
         Kind::Regular(FileData::Chunked(file)) => (u32::from(file.chunk_bits) - BLOCK_BITS) | CHUNK_FORMAT_INDEXES,
+        // What `stat` shows as blocks.
+        Kind::Regular(FileData::Compressed(file)) => {
+            let stored = |run: &ClusterRun| u64::from(run.repeat) * u64::from(run.blocks);
+            u32::try_from(runs.clusters_of(file).iter().map(stored).sum::<u64>()).unwrap_or(u32::MAX)
+        }
         _ if node.block != NULL_BLOCK => node.block,
         _ => 0,
     };

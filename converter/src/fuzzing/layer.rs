@@ -1,10 +1,12 @@
 //! A whole conversion of any bytes as a tar.
 
+use crate::compress::{Codec, Compress};
 use crate::convert::{Request, convert};
 use crate::erofs::read::check::{DeviceInfo, check};
 use crate::erofs::read::{Data, Image};
 use crate::layer::{Options, Record};
 use crate::progress::Silent;
+use crate::read_at::ReadAt;
 use crate::source::{Platform, SourceRef, TarInput};
 use fs3_client::Store;
 use std::fs::File;
@@ -16,7 +18,7 @@ const READ_LIMIT: u64 = 1024;
 /// Converts `data`, a tar in any compression, into a store in memory.
 ///
 /// Invariant: no panic; a refusal leaves nothing in the store, not even a temporary file; what is accepted is an image
-/// in which our strict checker finds nothing, whose data can be read, and which a second run makes again byte for byte.
+/// in which our strict checker finds nothing, whose data can be read, and which a second run makes again byte for byte; and all that again when it is compressed.
 ///
 /// # Panics
 /// When the invariant is broken: that is the finding. Also when no store can be made.
@@ -26,18 +28,27 @@ pub fn layer(data: &[u8]) {
     let dir = tempfile::Builder::new().prefix("dsec-fuzz-").tempdir_in(base).expect("a directory in memory");
     let source = dir.path().join("layer");
     std::fs::write(&source, data).expect("memory for the layer");
-    let first = run(&source, &dir.path().join("first"));
-    let second = run(&source, &dir.path().join("second"));
+    let first = run(&source, &dir.path().join("first"), None);
+    let second = run(&source, &dir.path().join("second"), None);
     assert_eq!(first, second, "two runs differ");
+    let compress = Some(Compress { codec: Codec::Lz4, cluster_bits: 16 });
+    let first = first.map(|record| record.counts);
+    let compressed = run(&source, &dir.path().join("third"), compress);
+    assert_eq!(compressed, run(&source, &dir.path().join("fourth"), compress), "two compressed runs differ");
+    match (&first, &compressed) {
+        (Ok(plain), Ok(Record { counts, .. })) => assert_eq!(plain.file_bytes, counts.file_bytes, "compressed bytes"),
+        (Err(plain), Err(compressed)) => assert_eq!(plain, compressed, "refused for another reason when compressed"),
+        _ => panic!("compression decides whether a layer is refused: {first:?}, {compressed:?}"),
+    }
 }
 
 /// The layer's record, or why it was refused.
-fn run(source: &Path, store: &Path) -> Result<Record, String> {
+fn run(source: &Path, store: &Path, compress: Option<Compress>) -> Result<Record, String> {
     let store = Store::create(store).expect("a store in memory");
     let request = Request {
         source: SourceRef::Tar(TarInput::File(source.to_owned())),
         platform: Platform::host(),
-        options: Options { max_plain: 16 << 20, max_inodes: 10_000, ..Options::default() },
+        options: Options { max_plain: 16 << 20, max_inodes: 10_000, compress, ..Options::default() },
         jobs: 1,
     };
     let outcome = convert(&request, &store, &Silent);
@@ -68,13 +79,14 @@ fn sound(store: &Store, record: &Record) {
     let image = Image::open(metadata).expect("our own image opens");
     let data: Vec<File> =
         record.data.iter().map(|blob| store.open_blob(&blob.digest, blob.size).expect("a data blob")).collect();
-    let devices: Vec<DeviceInfo> = record
+    let lengths: Vec<DeviceInfo> = record
         .data
         .iter()
         .map(|blob| DeviceInfo { blocks: blob.size / u64::from(image.superblock().block_size()) })
         .collect();
-    assert_eq!(image.devices().len(), devices.len());
-    assert_eq!(check(&image, &devices), [], "our own image is sound");
+    assert_eq!(image.devices().len(), lengths.len());
+    assert_eq!(check(&image, &lengths), [], "our own image is sound");
+    let devices: Vec<&dyn ReadAt> = data.iter().map(|file| file as &dyn ReadAt).collect();
     let mut blocks = READ_LIMIT;
     let mut inodes = 0;
     let mut buffer = [0; 4096];
@@ -84,15 +96,13 @@ fn sound(store: &Store, record: &Record) {
         inodes += u64::from(visit.first);
         for extent in image.extents(visit.inode) {
             let extent = extent.expect("a checked extent");
-            if let Data::Block { device, block } = extent.data
-                && device > 0
-                && blocks > 0
-            {
+            if blocks > 0 && !matches!(extent.data, Data::Hole | Data::Inline { .. }) {
                 blocks -= 1;
                 let len = usize::try_from(extent.len.min(4096)).unwrap_or(4096);
-                let file = &data[usize::from(device) - 1];
-                crate::read_at::ReadAt::read_exact_at(file, &mut buffer[..len], block * 4096)
-                    .expect("the data is there");
+                let at = extent.end() - len as u64;
+                let read =
+                    image.read_file_at(visit.inode, &devices, at, &mut buffer[..len]).expect("the data is there");
+                assert_eq!(read, len, "a whole extent");
             }
         }
     }

@@ -104,6 +104,7 @@ impl From<OrderError> for LayerError {
         match error {
             OrderError::TooLarge(e) => Self::TooLarge(e),
             OrderError::Io(e) => Self::Scratch(e),
+            e @ OrderError::Decompress { .. } => Self::Scratch(io::Error::other(e)),
         }
     }
 }

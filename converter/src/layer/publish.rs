@@ -2,6 +2,7 @@
 
 use super::{Counts, LayerError, Options, ReadLayer};
 use crate::chunk_table;
+use crate::compress::Algorithm;
 use crate::entry::Warning;
 use crate::erofs::write::{Contents, Device, write_ordered};
 use crate::extent::FileData;
@@ -95,6 +96,9 @@ pub struct Record {
     pub data: Vec<BlobRef>,
     /// The chunk tables of those, in the same order.
     pub chunk_tables: Vec<TableRef>,
+    /// How the data of compressed files is compressed; empty when there are none.
+    #[serde(default)]
+    pub algorithms: Vec<Algorithm>,
     /// Namespace of overlayfs' attributes.
     pub overlay: OverlayXattrs,
     /// What the layer holds.
@@ -151,6 +155,12 @@ pub fn publish(
     let mut counts = count(&layer.tree, &order);
     counts.inodes = written.inodes;
     counts.deduplicated_bytes = layer.contents.deduplicated;
+    for record in &layer.contents.stored {
+        if let Some(input) = record.input.filter(|input| input.algorithm.is_some()) {
+            counts.compressed_plain_bytes += u64::from(input.len);
+            counts.compressed_stored_bytes += u64::from(record.blocks) * block;
+        }
+    }
     Ok(Record {
         source: layer.source.map(|(digest, _)| digest),
         compression: layer.compression,
@@ -159,6 +169,7 @@ pub fn publish(
         metadata: BlobRef { digest: written.digest, size: written.size },
         data,
         chunk_tables,
+        algorithms: written.compressed.iter().collect(),
         overlay: options.overlay,
         counts,
         unresolved,
@@ -174,9 +185,13 @@ pub(crate) fn count(tree: &Tree, order: &[(InodeId, u32)]) -> Counts {
             Kind::Regular(data) => {
                 counts.files += 1;
                 counts.file_bytes += data.size();
-                if let FileData::Inline { len, .. } = data {
-                    counts.inline_files += 1;
-                    counts.inline_bytes += u64::from(*len);
+                match data {
+                    FileData::Inline { len, .. } => {
+                        counts.inline_files += 1;
+                        counts.inline_bytes += u64::from(*len);
+                    }
+                    FileData::Compressed(_) => counts.compressed_files += 1,
+                    FileData::Empty | FileData::Chunked(_) => {}
                 }
             }
             Kind::Directory(directory) => {
@@ -195,9 +210,11 @@ impl Record {
     /// The layer as an image's manifest lists it.
     #[must_use]
     pub fn to_layer(&self) -> manifest::Layer {
+        let algorithms: Vec<&str> = self.algorithms.iter().map(|algorithm| algorithm.name()).collect();
+        let compression = if algorithms.is_empty() { "none".to_owned() } else { algorithms.join(",") };
         let mut source = vec![
             (annotation::BLOCK_SIZE, crate::erofs::format::BLOCK_SIZE.to_string()),
-            (annotation::COMPRESSION, "none".to_owned()),
+            (annotation::COMPRESSION, compression),
         ];
         if self.parts.is_empty() {
             source.extend(self.source.map(|digest| (annotation::SOURCE_DIGEST, digest.to_string())));

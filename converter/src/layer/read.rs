@@ -4,14 +4,15 @@ use super::out::BlobOut;
 use super::sink::Sink;
 use super::{LayerError, Options, stream, walk};
 use crate::blob::spool::Spool;
-use crate::blob::{Contents, order};
+use crate::blob::{Contents, clusters, order};
 use crate::entry::Warning;
 use crate::progress::Progress;
 use crate::source::{LayerOrigin, SourceLayer};
-use crate::tree::Tree;
 use crate::tree::build::Open;
+use crate::tree::{InodeId, Tree};
 use crate::unpack::Compression;
 use fs3_client::{Digest, Hasher, Staged, Store};
+use std::collections::HashSet;
 use std::io::Write as _;
 
 /// A layer in parts: all of it but the metadata image.
@@ -77,9 +78,10 @@ pub fn read(
     };
     warnings.append(&mut sink.take_warnings());
     let Sink { builder, blob, spool, .. } = sink;
-    let (contents, segments) = blob.finish()?;
+    let (mut contents, segments) = blob.finish()?;
     out.finish(&segments)?;
-    let (tree, open) = builder.finish();
+    let (mut tree, open) = builder.finish();
+    let stored_plain = clusters::settle(&mut tree, &mut contents);
     let mut layer_read =
         ReadLayer { tree, open, contents, spool, data: None, source, compression, diff_id: None, warnings };
     let [_, plain, blob] = out.hash.finish();
@@ -90,7 +92,7 @@ pub fn read(
         layer_read.diff_id = Some(plain);
     }
     if let Some(staged) = out.staged {
-        layer_read.settle_order(staged, blob, store)?;
+        layer_read.settle_order(staged, blob, &stored_plain, store)?;
     }
     Ok(layer_read)
 }
@@ -99,15 +101,22 @@ impl ReadLayer {
     /// Puts the blob's chunks in tree order after the tree was changed.
     pub(crate) fn order_again(&mut self, store: &Store) -> Result<(), LayerError> {
         match self.data.take() {
-            Some(blob) => self.settle_order(blob.staged, blob.digest, store),
+            Some(blob) => self.settle_order(blob.staged, blob.digest, &HashSet::new(), store),
             None => Ok(()),
         }
     }
 
-    /// Keeps the blob when its chunks are in tree order, else writes one where they are.
-    fn settle_order(&mut self, staged: Staged, digest: Digest, store: &Store) -> Result<(), LayerError> {
+    /// Keeps the blob when its chunks are in tree order, and no file is to be plain after all; else writes one where
+    /// they are.
+    fn settle_order(
+        &mut self,
+        staged: Staged,
+        digest: Digest,
+        plain: &HashSet<InodeId>,
+        store: &Store,
+    ) -> Result<(), LayerError> {
         let order = self.tree.order();
-        if order::is_canonical(&self.tree, &order, &self.contents) {
+        if plain.is_empty() && order::is_canonical(&self.tree, &order, &self.contents) {
             let size = u64::from(self.contents.blocks) * u64::from(crate::erofs::format::BLOCK_SIZE);
             self.data = Some(DataBlob { staged, digest, size });
             return Ok(());
@@ -116,7 +125,7 @@ impl ReadLayer {
         let ordered = store.stage("data")?;
         let mut hasher = Hasher::default();
         let contents = std::mem::take(&mut self.contents);
-        self.contents = order::rewrite(&mut self.tree, &order, contents, &*staged, |segment| {
+        self.contents = order::rewrite(&mut self.tree, &order, contents, plain, &*staged, |segment| {
             hasher.update(segment);
             (&*ordered).write_all(segment)
         })?;

@@ -1,7 +1,7 @@
 //! Entries in, tree and data out: the one thread of a layer that decides.
 
 use super::{LayerError, Options};
-use crate::blob::BlobWriter;
+use crate::blob::Writer;
 use crate::blob::spool::Spool;
 use crate::entry::{Entry, EntryKind, EntrySink, Warning};
 use crate::erofs::format::{BLOCK_SIZE, ExtendedInode};
@@ -13,7 +13,7 @@ use crate::tree::build::{self, Builder, Placed};
 #[derive(Debug)]
 pub(super) struct Sink {
     pub(super) builder: Builder,
-    pub(super) blob: BlobWriter,
+    pub(super) blob: Writer,
     pub(super) spool: Spool,
     inline_max: u64,
     current: Current,
@@ -32,7 +32,7 @@ impl Sink {
         let tree = build::Options { whiteouts, overlay: options.overlay, max_inodes: options.max_inodes };
         Self {
             builder: Builder::new(tree),
-            blob: BlobWriter::new(options.chunks),
+            blob: Writer::new(options.chunks, options.compress),
             spool,
             inline_max: u64::from(options.inline_max),
             current: Current::Nothing,

@@ -4,9 +4,10 @@ use super::{Blob, MergeError, Merged, open_data};
 use crate::blob::order::{gather, has_long_chunks};
 use crate::chunk_table::{self, ChunkTable};
 use crate::erofs::format::BLOCK_SIZE;
+use crate::extent::FileData;
 use crate::layer::BlobRef;
 use crate::read_at::ReadAt as _;
-use crate::tree::InodeId;
+use crate::tree::{InodeId, Kind};
 use fs3_client::{Digest, Hasher, Store};
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,6 +31,11 @@ pub(super) fn pack(
 ) -> Result<Packed, MergeError> {
     if has_long_chunks(&merged.tree, order, &merged.runs) {
         return Err(MergeError::LongChunks);
+    }
+    let is_compressed =
+        |(id, _): &(InodeId, u32)| matches!(merged.tree.inode(*id).kind, Kind::Regular(FileData::Compressed(_)));
+    if order.iter().any(is_compressed) {
+        return Err(MergeError::CompressedPack);
     }
     let mut sources = Vec::with_capacity(used.len());
     for blob in used {
@@ -84,6 +90,10 @@ impl Source {
         let opened = ChunkTable::open(store.open_blob(&table.digest, table.size)?).map_err(fail)?;
         if *opened.blob_digest() != self.digest {
             return Err(self.corrupt(format!("its chunk table {digest} is about {}", opened.blob_digest())));
+        }
+        // Plain files of compressed layers have chunks that are not records of their own.
+        if opened.has_inputs() {
+            return Err(MergeError::CompressedPack);
         }
         opened.records().map(|r| r.map(|r| (r.start, (r.blocks, r.digest))).map_err(fail)).collect()
     }

@@ -1,6 +1,7 @@
 //! One layer's image as merging reads it: every part once, in tree order, and never more than the image has.
 
 use super::plan::Fault;
+use crate::compress::linked;
 use crate::entry::Xattr;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, DataLayout, FileType, encode_device, mode};
 use crate::erofs::read::dir::{Block, Cursor};
@@ -238,7 +239,14 @@ impl<'i, R: ReadAt> Source<'i, R> {
                 let at = in_part(self.number, offset).ok_or(Fault::Unsupported("an image of 256 TiB"))?;
                 Ok(FileData::Inline { at, len })
             }
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => Err(Fault::Unsupported("compressed data")),
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => {
+                let own = self.devices;
+                linked(self.image, inode, runs, |device| {
+                    // The reader has checked that the device is in the table, which is as long as `own`.
+                    let blob = own.get(usize::from(device) - 1).copied().ok_or(Fault::OtherType)?;
+                    devices.number(blob)
+                })
+            }
         }
     }
 
@@ -250,7 +258,7 @@ impl<'i, R: ReadAt> Source<'i, R> {
         self.image.each_chunk(inode, &mut self.scratch, |data, _| {
             match data {
                 Data::Hole => runs.push_holes(first, 1),
-                Data::Block { device: 0, .. } | Data::Inline { .. } => {
+                Data::Block { device: 0, .. } | Data::Inline { .. } | Data::Compressed { .. } => {
                     return Err(Fault::Unsupported("a file whose blocks are in the metadata image"));
                 }
                 Data::Block { device, block } => {

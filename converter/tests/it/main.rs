@@ -8,6 +8,7 @@ mod cases_tar;
 mod cases_tar_large;
 mod cases_whiteouts;
 mod cases_xattrs;
+mod compressed;
 mod concurrent;
 mod crash;
 mod determinism;

@@ -1,6 +1,7 @@
 //! Images that the converter made, from OCI layouts to mounted roots and back.
 
 use crate::support::{Place, list, text};
+use converter::compress::Compress;
 use converter::convert::{Converted, Request, convert_as};
 use converter::layer::Options;
 use converter::progress::Silent;
@@ -24,6 +25,7 @@ const BASE: &str = r#"
     d var/cache/ 0700 mtime=103
     f var/cache/old size=10K fill=text:2
     f replaced/inside "x"
+    f usr/share/words size=500K fill=text:9
     d / 0755 mtime=1
 "#;
 const MIDDLE: &str = r#"
@@ -42,6 +44,7 @@ const MIDDLE: &str = r#"
 const TOP: &str = r#"
     f bin/late "behind the link"
     h etc/tool -> usr/bin/tool
+    h etc/words -> usr/share/words
     w var/cache/new
     d / 0755 mtime=3
     d var/ 0755 mtime=300
@@ -52,10 +55,14 @@ const TOP: &str = r#"
 "#;
 
 fn convert(store: &StoreDir, name: &str, source: &Path) -> Converted {
+    convert_by(store, name, source, Options::default())
+}
+
+fn convert_by(store: &StoreDir, name: &str, source: &Path, options: Options) -> Converted {
     let request = Request {
         source: format!("oci:{}", source.display()).parse().unwrap(),
         platform: Platform::host(),
-        options: Options::default(),
+        options,
         jobs: 2,
     };
     convert_as(&name.parse().unwrap(), &request, &store.clone().into(), &Silent).unwrap()
@@ -109,6 +116,34 @@ pub(crate) fn check_three_layers() {
         assert!(fs::write(place.root().join("x"), "").is_err(), "read-only");
         place.umount().ok();
         place.assert_nothing_left();
+    }
+}
+
+#[test]
+fn privileged_three_compressed_layers() {
+    check_three_compressed_layers();
+}
+
+/// As [`check_three_layers`], compressed: their devices have places in the unified address space.
+pub(crate) fn check_three_compressed_layers() {
+    for codec in ["lz4", "zstd"] {
+        let place = Place::new();
+        let layout = place.path("oci");
+        three_layers(&layout);
+        let compress = Some(Compress { codec: codec.parse().unwrap(), cluster_bits: 16 });
+        let options = Options { compress, ..Options::default() };
+        let converted = convert_by(&place.store, "made:1", &layout, options);
+        let record = &converted.layers[2].record;
+        assert_eq!(record.algorithms.iter().map(|a| a.name()).collect::<Vec<_>>(), [codec], "the link to the words");
+        assert_eq!(record.data, converted.layers[0].record.data);
+        for attach in ["file", "loop"] {
+            place.mount(&["made:1", "--attach", attach, "--verify"]).ok();
+            assert_like_umoci(&place);
+            let words = fs::read(place.root().join("etc/words")).unwrap();
+            assert!(words.len() == 500 << 10 && words == fs::read(place.root().join("usr/share/words")).unwrap());
+            place.umount().ok();
+            place.assert_nothing_left();
+        }
     }
 }
 

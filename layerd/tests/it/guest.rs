@@ -14,3 +14,9 @@ fn vm_three_converted_layers_writable() {
     require::vm();
     converted::check_three_layers_writable();
 }
+
+#[test]
+fn vm_three_compressed_layers() {
+    require::vm();
+    converted::check_three_compressed_layers();
+}

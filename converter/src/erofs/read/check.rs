@@ -15,7 +15,7 @@ const MAX_FINDINGS: usize = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Sound EROFS that our writer would not make (a chunk across a segment, compressed data, …).
+    /// Sound EROFS that our writer would not make (a chunk across a segment, fragments, …).
     Foreign,
     /// Wrong: a kernel would refuse it, or show wrong names, attributes or bytes.
     Broken,
@@ -201,21 +201,26 @@ impl<R: ReadAt> Checker<'_, R> {
     fn data(&mut self, path: &[u8], inode: &Inode) {
         let bits = self.image.superblock().block_bits;
         let segment = SEGMENT_SIZE >> bits;
+        // Compressed clusters cannot be cut into segments, nor can what lies among them.
+        let packed = !self.image.superblock().features.algorithms().is_empty();
         let mut crossing = 0u64;
         for chunk in self.image.chunks(inode) {
             let chunk = match chunk {
                 Ok(chunk) => chunk,
                 Err(e) => return self.error(path, &e),
             };
-            let Data::Block { device, block } = chunk.data else { continue };
-            let blocks = chunk.len.div_ceil(1 << bits);
+            let (device, block, blocks) = match chunk.data {
+                Data::Hole | Data::Inline { .. } => continue,
+                Data::Block { device, block } => (device, block, chunk.len.div_ceil(1 << bits)),
+                Data::Compressed { device, block, blocks, .. } => (device, block, u64::from(blocks)),
+            };
             if device == 0 {
-                if self.image.is_table_or_superblock(block << bits, chunk.len) {
+                if self.image.is_table_or_superblock(block << bits, blocks << bits) {
                     return self.broken(inode.nid, path, "its data overlaps the superblock or the device table");
                 }
                 continue;
             }
-            crossing += u64::from(block / segment != (block + blocks - 1) / segment);
+            crossing += u64::from(!packed && block / segment != (block + blocks - 1) / segment);
             if self.devices.get(usize::from(device) - 1).is_some_and(|d| block + blocks > d.blocks) {
                 let what = format!("{blocks} blocks from block {block} are not on device {device} as it is");
                 return self.broken(inode.nid, path, what);

@@ -145,7 +145,7 @@ impl Cursor {
             Data::Block { device: 0, block } => {
                 (block << image.superblock.block_bits) + (self.block_start - extent.file_offset)
             }
-            Data::Block { .. } => {
+            Data::Block { .. } | Data::Compressed { .. } => {
                 return Err(ReadError::Unsupported { nid: self.inode.nid, what: "a directory on an extra device" });
             }
             Data::Hole => return Err(self.fail("the block is a hole")),

@@ -1,7 +1,8 @@
 //! Where a file's bytes are, and reading them.
 
 use super::super::format::{CHUNK_FORMAT_48BIT, CHUNK_FORMAT_BITS, CHUNK_FORMAT_INDEXES, DataLayout, FileType};
-use super::{Image, Inode, ReadError, layout_name};
+use super::{Image, Inode, ReadError};
+use crate::compress::Algorithm;
 use crate::read_at::ReadAt;
 
 /// The longest symbolic link (`PATH_MAX` without its NUL).
@@ -23,6 +24,17 @@ pub enum Data {
         device: u16,
         /// First block on that device.
         block: u64,
+    },
+    /// Whole blocks that decompress to the range.
+    Compressed {
+        /// As for [`Data::Block`].
+        device: u16,
+        /// First block on that device.
+        block: u64,
+        /// Number of blocks.
+        blocks: u32,
+        /// How they are decoded.
+        algorithm: Algorithm,
     },
 }
 
@@ -152,7 +164,7 @@ impl<R: ReadAt> Image<R> {
     /// `devices[n - 1]` is device `n`.
     ///
     /// # Errors
-    /// When the file has no readable data there (compressed, out of range), a device is missing, or a medium fails.
+    /// When the file has no readable data there (compressed in a form that is not read, out of range), a device is missing, or a medium fails.
     pub fn read_file_at(
         &self,
         inode: &Inode,
@@ -171,26 +183,47 @@ impl<R: ReadAt> Image<R> {
             match extent.data {
                 Data::Hole => part.fill(0),
                 Data::Inline { offset } => self.cache.read(part, offset + within)?,
-                Data::Block { device: 0, block } => {
-                    self.cache.read(part, (block << self.superblock.block_bits) + within)?;
-                }
                 Data::Block { device, block } => {
                     let position = (block << self.superblock.block_bits) + within;
-                    let Some(medium) = devices.get(usize::from(device) - 1) else {
-                        return Err(ReadError::inode(inode.nid, "data", format!("device {device} was not given")));
-                    };
-                    medium.read_exact_at(part, position).map_err(|source| ReadError::Io {
-                        medium: format!("device {device}"),
-                        offset: position,
-                        len: take,
-                        source,
-                    })?;
+                    self.read_blocks(inode, devices, device, position, part)?;
+                }
+                Data::Compressed { device, block, blocks, algorithm } => {
+                    let plain = self.decompress(inode, devices, &extent, (device, block, blocks), algorithm)?;
+                    let within = usize::try_from(within).unwrap_or(usize::MAX);
+                    let source = plain.get(within..).and_then(|rest| rest.get(..take));
+                    part.copy_from_slice(
+                        source.ok_or_else(|| {
+                            ReadError::inode(inode.nid, "data", "a cluster is shorter than its extent")
+                        })?,
+                    );
                 }
             }
             done += take;
             at += take as u64;
         }
         Ok(done)
+    }
+
+    /// Fills `buf` from byte `position` of a device, 0 being the image itself.
+    pub(super) fn read_blocks(
+        &self,
+        inode: &Inode,
+        devices: &[&dyn ReadAt],
+        device: u16,
+        position: u64,
+        buf: &mut [u8],
+    ) -> Result<(), ReadError> {
+        let Some(index) = usize::from(device).checked_sub(1) else { return self.cache.read(buf, position) };
+        let Some(medium) = devices.get(index) else {
+            return Err(ReadError::inode(inode.nid, "data", format!("device {device} was not given")));
+        };
+        let len = buf.len();
+        medium.read_exact_at(buf, position).map_err(|source| ReadError::Io {
+            medium: format!("device {device}"),
+            offset: position,
+            len,
+            source,
+        })
     }
 
     /// The text of a symbolic link.
@@ -221,9 +254,7 @@ impl<R: ReadAt> Image<R> {
                 if at < tail_start { self.flat(inode, tail_start) } else { self.tail(inode, tail_start) }
             }
             DataLayout::ChunkBased => self.chunk(inode, at),
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => {
-                Err(ReadError::Unsupported { nid: inode.nid, what: layout_of_data(inode.layout) })
-            }
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.map_compressed(inode, at),
         }
     }
 
@@ -345,7 +376,14 @@ impl<R: ReadAt> Image<R> {
     }
 
     /// Checks that `len` bytes from `block` of `device` exist, and resolves unified addresses.
-    fn locate(&self, nid: u64, field: &'static str, device: u16, block: u64, len: u64) -> Result<Data, ReadError> {
+    pub(super) fn locate(
+        &self,
+        nid: u64,
+        field: &'static str,
+        device: u16,
+        block: u64,
+        len: u64,
+    ) -> Result<Data, ReadError> {
         let bits = self.superblock.block_bits;
         let blocks = len.div_ceil(1 << bits);
         let (device, block) = if device == 0 { self.resolve_unified(block) } else { (device, block) };
@@ -380,13 +418,5 @@ impl<R: ReadAt> Image<R> {
             Some((start, end, device)) if block < *end => (*device, block - start),
             _ => (0, block),
         }
-    }
-}
-
-const fn layout_of_data(layout: DataLayout) -> &'static str {
-    match layout {
-        DataLayout::CompressedFull => "compressed data (full index)",
-        DataLayout::CompressedCompact => "compressed data (compact index)",
-        other => layout_name(other),
     }
 }

@@ -75,6 +75,32 @@ impl Features {
         self.compat & COMPAT_CHECKSUM != 0
     }
 
+    /// Whether compressed data is right-aligned in its blocks.
+    pub(super) const fn has_zero_padding(self) -> bool {
+        self.incompat & INCOMPAT_ZERO_PADDING != 0
+    }
+
+    /// Whether clusters may be compressed by EROFS' algorithm `number`. Without configurations there is only LZ4.
+    pub(super) const fn has_algorithm(self, number: u8) -> bool {
+        if self.incompat & INCOMPAT_COMPRESSION_OR_BIG_PCLUSTER == 0 {
+            number == 0
+        } else {
+            number < 16 && self.compression & (1 << number) != 0
+        }
+    }
+
+    /// Names of the algorithms of compressed data, where the superblock says them.
+    #[must_use]
+    pub fn algorithms(self) -> Vec<&'static str> {
+        let configured = self.incompat & INCOMPAT_COMPRESSION_OR_BIG_PCLUSTER != 0;
+        let names = [(0, "lz4"), (1, "lzma"), (2, "deflate"), (3, "zstd")];
+        names
+            .into_iter()
+            .filter(|(number, _)| configured && self.has_algorithm(*number))
+            .map(|(_, name)| name)
+            .collect()
+    }
+
     pub(super) const fn has_48bit(self) -> bool {
         self.incompat & INCOMPAT_48BIT != 0
     }
@@ -142,6 +168,7 @@ impl Features {
             (self.incompat & INCOMPAT_XATTR_PREFIXES, "xattr-prefixes", KernelVersion(6, 4)),
             (self.incompat & INCOMPAT_48BIT, "48bit", KernelVersion(6, 15)),
             (self.incompat & INCOMPAT_METABOX, "metabox", KernelVersion(6, 17)),
+            (algorithm(1 << 0), "lz4", KernelVersion(5, 13)),
             (algorithm(1 << 1), "lzma", KernelVersion(5, 16)),
             (algorithm(1 << 2), "deflate", KernelVersion(6, 6)),
             (algorithm(1 << 3), "zstd", KernelVersion(6, 10)),

@@ -84,6 +84,12 @@ impl Inode {
         matches!(self.layout, DataLayout::CompressedFull | DataLayout::CompressedCompact)
     }
 
+    /// Blocks of a compressed file as it is stored, by its inode; `None` for other layouts.
+    #[must_use]
+    pub fn compressed_blocks(&self) -> Option<u64> {
+        self.is_compressed().then_some(self.data)
+    }
+
     /// Bytes of the inode itself.
     pub(super) const fn head_size(&self) -> u64 {
         if self.compact { 32 } else { 64 }

@@ -1,6 +1,7 @@
 //! The reader against images of `mkfs.erofs`, of a builder of odd images, and of chance.
 
 pub(crate) mod builder;
+mod compressed;
 mod hostile;
 pub(crate) mod mkfs;
 

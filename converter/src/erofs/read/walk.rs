@@ -91,6 +91,9 @@ impl<R: ReadAt> Image<R> {
                 let table = self.chunk_table(inode);
                 table.map_or(head, |table| table.offset + table.count * table.record() - inode.offset)
             }
+            DataLayout::CompressedFull if inode.size > 0 => {
+                self.cluster_map(inode).map_or(head, |map| map.end() - inode.offset)
+            }
             DataLayout::FlatInline if inode.size > 0 => {
                 head + ((inode.size - 1) % u64::from(self.superblock.block_size()) + 1)
             }
