@@ -1,5 +1,6 @@
 //! Options of every command that converts: what shapes the layers, and what they may cost.
 
+use super::registry::RegistryArgs;
 use clap::Args as ClapArgs;
 use converter::convert::Request;
 use converter::layer::Options;
@@ -31,6 +32,8 @@ pub(super) struct ConversionArgs {
     /// Refuse a layer with more files than this
     #[arg(long, value_name = "N", default_value_t = Options::default().max_inodes)]
     max_inodes: u32,
+    #[command(flatten)]
+    registry: RegistryArgs,
 }
 
 impl ConversionArgs {
@@ -46,7 +49,8 @@ impl ConversionArgs {
 
     /// What is asked for `source`, with up to `jobs` layers at a time.
     pub(super) fn request(&self, source: SourceRef, jobs: usize) -> Request {
-        Request { source, platform: self.platform.clone(), options: self.options(), jobs }
+        let (platform, registry) = (self.platform.clone(), self.registry.options());
+        Request { source, platform, options: self.options(), jobs, registry }
     }
 }
 

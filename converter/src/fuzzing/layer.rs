@@ -39,6 +39,7 @@ fn run(source: &Path, store: &Path) -> Result<Record, String> {
         platform: Platform::host(),
         options: Options { max_plain: 16 << 20, max_inodes: 10_000, ..Options::default() },
         jobs: 1,
+        registry: Default::default(),
     };
     let outcome = convert(&request, &store, &Silent);
     assert_eq!(names(&store.scratch()), 0, "a temporary file is left");

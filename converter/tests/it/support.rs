@@ -79,8 +79,13 @@ impl Place {
 
 /// Converts `source` in this process, as `t:t`.
 pub(crate) fn convert(store: &Store, source: &str, jobs: usize) -> Result<Converted, ConvertError> {
-    let request =
-        Request { source: source.parse().unwrap(), platform: Platform::host(), options: Options::default(), jobs };
+    let request = Request {
+        source: source.parse().unwrap(),
+        platform: Platform::host(),
+        options: Options::default(),
+        jobs,
+        registry: Default::default(),
+    };
     convert_as(&"t:t".parse().unwrap(), &request, store, &Silent)
 }
 

@@ -57,6 +57,7 @@ fn convert(store: &StoreDir, name: &str, source: &Path) -> Converted {
         platform: Platform::host(),
         options: Options::default(),
         jobs: 2,
+        registry: Default::default(),
     };
     convert_as(&name.parse().unwrap(), &request, &store.clone().into(), &Silent).unwrap()
 }
