@@ -6,6 +6,8 @@ mod list;
 mod merge;
 mod options;
 mod output;
+mod registry;
+mod transfer;
 mod tree;
 mod verify;
 
@@ -16,7 +18,10 @@ use converter::convert::ConvertError;
 use converter::erofs::read::ReadError;
 use converter::manifest::{self, ManifestError, digest_of};
 use converter::merge::MergeError;
-use fs3_client::{Digest, RefName, RefNameError, Store, StoreError, StoreLocation, StoreOptions};
+use converter::source::SourceError;
+use converter::transfer::TransferError;
+use fs3_client::registry::RegistryError;
+use fs3_client::{BlobError, Digest, RefName, RefNameError, Store, StoreError, StoreLocation, StoreOptions};
 use std::io;
 use std::process::ExitCode;
 
@@ -54,6 +59,18 @@ enum Command {
     /// Check that a store still has an image, whole and unharmed
     #[command(after_help = "Exits with 3 when something is wrong with the image.")]
     Verify(verify::Args),
+    /// Send a converted image to a registry, unchanged
+    #[command(
+        after_help = "What the registry has is not sent again: an interrupted push is taken up by running it again."
+    )]
+    Push(transfer::PushArgs),
+    /// Bring a converted image from a registry or an OCI layout into a store, unchanged
+    #[command(
+        after_help = "Blobs that the store has are not fetched again: an interrupted pull is taken up by running it again."
+    )]
+    Pull(transfer::PullArgs),
+    /// Write a converted image into an OCI layout, unchanged, for `skopeo copy` and other tools
+    Export(transfer::ExportArgs),
 }
 
 /// The data is corrupt, and that was said already.
@@ -76,6 +93,9 @@ pub(crate) fn run() -> ExitCode {
         Command::List(args) => list::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Push(args) => transfer::push(&args),
+        Command::Pull(args) => transfer::pull(&args),
+        Command::Export(args) => transfer::export(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -100,6 +120,8 @@ fn report(error: &anyhow::Error) -> ExitCode {
         || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
         || find(|e| e.downcast_ref::<MergeError>().is_some_and(MergeError::is_corrupt))
         || find(|e| e.downcast_ref::<ConvertError>().is_some_and(ConvertError::is_corrupt))
+        || find(|e| e.downcast_ref::<SourceError>().is_some_and(SourceError::is_corrupt))
+        || find(|e| e.downcast_ref::<TransferError>().is_some_and(TransferError::is_corrupt))
         || find(|e| matches!(e.downcast_ref::<ManifestError>(), Some(ManifestError::Layer { .. })));
     let usage = find(|e| e.is::<RefNameError>());
     ExitCode::from(match (usage, corrupt) {
@@ -124,6 +146,9 @@ fn sentence(error: &anyhow::Error) -> String {
 
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|e| {
+        if let Some(e) = registry_error(e) {
+            return registry_hint(e);
+        }
         if let Some(e) = e.downcast_ref::<StoreError>() {
             return match e {
                 StoreError::NoSuchRef { store, .. } => {
@@ -143,6 +168,42 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             _ => None,
         }
     })
+}
+
+/// What a registry had against it, where that is what went wrong.
+fn registry_error<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e RegistryError> {
+    let source = match (error.downcast_ref(), error.downcast_ref()) {
+        (Some(ConvertError::Source(e)), _) | (_, Some(TransferError::Source(e))) => Some(e),
+        (_, Some(TransferError::Registry(e))) => return Some(e),
+        _ => error.downcast_ref(),
+    };
+    match source {
+        Some(SourceError::Registry(e)) => Some(e),
+        _ => None,
+    }
+}
+
+fn registry_hint(error: &RegistryError) -> Option<String> {
+    match error {
+        RegistryError::Blob(BlobError::Refused { source, .. }) => {
+            let said = source.to_string();
+            if said.contains("401") || said.contains("403") || said.contains("gives no token") {
+                Some(
+                    "`docker login` or `podman login` writes credentials, --authfile names a file with them".to_owned(),
+                )
+            } else if said.contains("certificate") {
+                Some("--ca-file names certificates to trust".to_owned())
+            } else {
+                None
+            }
+        }
+        RegistryError::Blob(BlobError::Transient { source, .. })
+            if source.to_string().contains("InvalidContentType") =>
+        {
+            Some("--plain-http is for registries without TLS".to_owned())
+        }
+        _ => None,
+    }
 }
 
 /// An image of a store: its manifest, and the manifest's own digest and size.

@@ -35,6 +35,8 @@ pub struct Request {
     pub options: Options,
     /// Layers at a time, at least 1.
     pub jobs: usize,
+    /// How to talk to registries.
+    pub registry: fs3_client::registry::Options,
 }
 
 /// A converted image that is in the store, but has no name yet.
@@ -124,7 +126,7 @@ pub fn convert_merged(
     store: &Store,
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
-    let source = source::resolve(&request.source, &request.platform, &store.scratch())?;
+    let source = source::resolve(&request.source, &request.platform, &store.scratch(), &request.registry)?;
     let layers = Stack::new(&source, request, store, progress).run()?;
     publish_image(source, layers, under, store, progress)
 }
@@ -405,6 +407,7 @@ impl<'c> Stack<'c> {
 fn origin_size(origin: &LayerOrigin) -> Option<u64> {
     match origin {
         LayerOrigin::Range { len, .. } => Some(*len),
+        LayerOrigin::Remote(remote) => Some(remote.size()),
         LayerOrigin::Stdin | LayerOrigin::Dir(_) => None,
     }
 }
@@ -413,6 +416,7 @@ fn name_of(layer: &SourceLayer) -> String {
     match (&layer.digest, &layer.origin) {
         (Some(digest), _) => digest.to_string(),
         (None, LayerOrigin::Range { path, .. } | LayerOrigin::Dir(path)) => path.display().to_string(),
+        (None, LayerOrigin::Remote(remote)) => remote.digest().to_string(),
         (None, LayerOrigin::Stdin) => "standard input".to_owned(),
     }
 }

@@ -9,7 +9,7 @@ mod out;
 mod publish;
 pub mod read;
 mod sink;
-mod stream;
+pub(crate) mod stream;
 mod walk;
 
 pub use error::LayerError;

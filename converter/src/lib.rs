@@ -19,6 +19,7 @@ pub mod read_at;
 pub mod source;
 mod stack;
 pub mod tar;
+pub mod transfer;
 pub mod tree;
 pub mod unpack;
 pub mod verify;

@@ -1,9 +1,9 @@
 //! Where an image comes from: a place named in skopeo's spelling, resolved to a config and layers that can be read.
 //!
 //! [`reference`](mod@reference) parses the name, [`platform`] chooses in an index, [`documents`] parses the JSON (bytes in,
-//! nothing else), [`layout`] reads OCI layouts (a directory or inside an archive) and [`docker_archive`] what
-//! `docker save` writes. Archives are never extracted: [`archive_index`] notes where their members are, and a layer is a
-//! range of the archive.
+//! nothing else), [`layout`] reads OCI layouts (a directory or inside an archive), `registry` asks registries, and
+//! [`docker_archive`] reads what `docker save` writes. Archives are never extracted: [`archive_index`] notes where their
+//! members are, and a layer is a range of the archive.
 //!
 //! Manifests, indexes and configs are checked here against the size and digest that named them. Layers are not read
 //! here: [`crate::layer::read()`] checks each against its [`SourceLayer`].
@@ -12,16 +12,20 @@ pub mod archive_index;
 pub mod docker_archive;
 pub mod documents;
 mod error;
+mod find;
 pub mod layout;
 pub mod platform;
 pub mod reference;
+pub(crate) mod registry;
 
 pub use error::SourceError;
 pub use platform::Platform;
 pub use reference::{ReferenceError, SourceRef, TarInput};
 
 use crate::entry::Warning;
+use find::{Blobs, Wanted};
 use fs3_client::Digest;
+use fs3_client::registry::{Options, Remote};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +77,8 @@ pub enum LayerOrigin {
         /// Number of bytes.
         len: u64,
     },
+    /// A blob of a registry.
+    Remote(Remote),
     /// Standard input, to its end.
     Stdin,
     /// No tar at all: the tree below a directory.
@@ -80,22 +86,25 @@ pub enum LayerOrigin {
 }
 
 /// Finds the image that `reference` names. `platform` chooses where there are several, and an image that says it is for
-/// another one is refused. `scratch` is a directory for the plain copy of an archive that is itself compressed.
+/// another one is refused. `scratch` is a directory for the plain copy of an archive that is itself compressed,
+/// `registry` how to talk to registries.
 ///
 /// # Errors
 /// [`SourceError`]: the place cannot be read, is not what the transport says, or holds no such image.
-pub fn resolve(reference: &SourceRef, platform: &Platform, scratch: &Path) -> Result<SourceImage, SourceError> {
+pub fn resolve(
+    reference: &SourceRef,
+    platform: &Platform,
+    scratch: &Path,
+    registry: &Options,
+) -> Result<SourceImage, SourceError> {
+    let image = |blobs: &dyn Blobs, roots: &[find::Root]| {
+        find::load(blobs, &find::manifest(blobs, roots, platform, Wanted::ForPlatform)?, platform)
+    };
     match reference {
-        SourceRef::Oci { dir, tag } => {
-            let (dir, tag) = reference::locate(dir, tag.as_deref(), Path::is_dir);
-            layout::resolve(&layout::Directory::new(dir), tag.as_deref(), platform)
-        }
-        SourceRef::OciArchive { file, tag } => {
-            let (file, tag) = reference::locate(file, tag.as_deref(), Path::is_file);
-            let (archive, keep) = archive_index::open(&file, scratch)?;
-            let mut image = layout::resolve(&archive, tag.as_deref(), platform)?;
-            image.scratch = keep;
-            Ok(image)
+        SourceRef::Oci { .. } | SourceRef::OciArchive { .. } | SourceRef::Docker(_) => {
+            let (mut found, keep) = with_blobs(reference, scratch, registry, image)?;
+            found.scratch = keep;
+            Ok(found)
         }
         SourceRef::DockerArchive { file, reference } => {
             let (file, reference) = reference::locate(file, reference.as_deref(), Path::is_file);
@@ -124,6 +133,67 @@ pub fn resolve(reference: &SourceRef, platform: &Platform, scratch: &Path) -> Re
                 image.warn("the directory looks like skopeo's `dir:` format; its files become the image, not the image it holds");
             }
             Ok(image)
+        }
+    }
+}
+
+/// A converted image in a layout or a registry.
+#[derive(Debug)]
+pub struct Artifact {
+    /// The manifest as it is there.
+    pub manifest: Vec<u8>,
+    /// What the manifest says.
+    pub image: crate::manifest::Image,
+    /// Its blobs, each once, the config among them: digest, length and where to read it.
+    pub blobs: Vec<(Digest, u64, LayerOrigin)>,
+    /// As [`SourceImage::scratch`].
+    _scratch: Option<Arc<File>>,
+}
+
+/// Finds the converted image that `reference` names, by the same rules as [`resolve`]; one that is named itself, not by
+/// an index, may be for any platform.
+///
+/// # Errors
+/// [`SourceError`]; for what is no converted image, it says what that is.
+pub fn resolve_artifact(
+    reference: &SourceRef,
+    platform: &Platform,
+    scratch: &Path,
+    registry: &Options,
+) -> Result<Artifact, SourceError> {
+    let (mut artifact, keep) = with_blobs(reference, scratch, registry, |blobs, roots| {
+        find::artifact(blobs, &find::manifest(blobs, roots, platform, Wanted::Named)?)
+    })?;
+    artifact._scratch = keep;
+    Ok(artifact)
+}
+
+/// Calls `take` with the blobs of a layout, an archive with a layout, or a registry, and with what `reference` names
+/// there. The file, if any, must be kept for as long as paths are used.
+fn with_blobs<T>(
+    reference: &SourceRef,
+    scratch: &Path,
+    registry: &Options,
+    take: impl FnOnce(&dyn Blobs, &[find::Root]) -> Result<T, SourceError>,
+) -> Result<(T, Option<Arc<File>>), SourceError> {
+    match reference {
+        SourceRef::Oci { dir, tag } => {
+            let (dir, tag) = reference::locate(dir, tag.as_deref(), Path::is_dir);
+            let members = layout::Directory::new(dir);
+            Ok((take(&layout::Layout(&members), &layout::roots(&members, tag.as_deref())?)?, None))
+        }
+        SourceRef::OciArchive { file, tag } => {
+            let (file, tag) = reference::locate(file, tag.as_deref(), Path::is_file);
+            let (archive, keep) = archive_index::open(&file, scratch)?;
+            Ok((take(&layout::Layout(&archive), &layout::roots(&archive, tag.as_deref())?)?, keep))
+        }
+        SourceRef::Docker(image) => {
+            let (registry, root) = registry::Registry::find(image, registry)?;
+            Ok((take(&registry, &[root])?, None))
+        }
+        SourceRef::DockerArchive { .. } | SourceRef::Tar(_) | SourceRef::Dir(_) => {
+            let why = "only a registry, an OCI layout and an OCI archive can hold a converted image".to_owned();
+            Err(SourceError::Unusable { what: reference.to_string(), why })
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod lease;
 pub mod location;
 pub mod names;
 pub mod refname;
+pub mod registry;
 pub mod store;
 pub mod store_dir;
 #[cfg(feature = "testing")]

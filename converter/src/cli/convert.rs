@@ -23,7 +23,7 @@ pub(super) struct Args {
     /// Where the image is.
     // Not the comment above, whose brackets rustdoc takes for links.
     #[arg(
-        help = "Where the image is: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (one \
+        help = "Where the image is: docker://HOST/REPOSITORY[:TAG|@DIGEST], oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (one \
                   layer; `-` reads standard input), dir:PATH (one layer)"
     )]
     source: SourceRef,

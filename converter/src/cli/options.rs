@@ -1,5 +1,6 @@
 //! Options of every command that converts: what shapes the layers, and what they may cost.
 
+use super::registry::RegistryArgs;
 use clap::Args as ClapArgs;
 use converter::compress::{Codec, Compress};
 use converter::convert::Request;
@@ -39,6 +40,8 @@ pub(super) struct ConversionArgs {
     /// Refuse a layer with more files than this
     #[arg(long, value_name = "N", default_value_t = Options::default().max_inodes)]
     max_inodes: u32,
+    #[command(flatten)]
+    registry: RegistryArgs,
 }
 
 /// log2 of a cluster size.
@@ -64,7 +67,8 @@ impl ConversionArgs {
 
     /// What is asked for `source`, with up to `jobs` layers at a time.
     pub(super) fn request(&self, source: SourceRef, jobs: usize) -> Request {
-        Request { source, platform: self.platform.clone(), options: self.options(), jobs }
+        let (platform, registry) = (self.platform.clone(), self.registry.options());
+        Request { source, platform, options: self.options(), jobs, registry }
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`crate::source`]'s documents and archive index on any bytes.
 
 use crate::source::archive_index::ArchiveIndex;
-use crate::source::documents::{Config, Document, check_layer_type, parse_docker_manifest};
+use crate::source::documents::{Config, Document, check_layer_type, media_type, native_type, parse_docker_manifest};
 
 /// Reads `data` as each kind of document and as an archive. What an archive's index hands out lies inside the archive.
 ///
@@ -13,6 +13,9 @@ pub fn manifest(data: &[u8]) {
             Ok(Document::Manifest(manifest)) => {
                 for layer in &manifest.layers {
                     let _ = check_layer_type(&layer.media_type);
+                    if let Some(native) = native_type(&layer.media_type) {
+                        assert!(native.len() < layer.media_type.len(), "a type that is as foreign as before");
+                    }
                 }
             }
             Ok(Document::Index(entries)) => {
@@ -24,6 +27,7 @@ pub fn manifest(data: &[u8]) {
         }
     }
     let _ = Document::parse_index_json(data);
+    let _ = Document::parse(data, &media_type("application/json", data));
     if let Ok(config) = Config::parse(data) {
         let _ = (config.diff_ids(), config.platform());
     }

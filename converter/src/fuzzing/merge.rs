@@ -90,6 +90,7 @@ mod tests {
             platform: Platform::host(),
             options: Options::default(),
             jobs: 1,
+            registry: Default::default(),
         };
         let record = convert(&request, &store, &Silent).unwrap().layers.remove(0).record;
         std::fs::read(store.local_dir().unwrap().blob_path(&record.metadata.digest)).unwrap()

@@ -8,7 +8,7 @@ use crate::erofs::write::WriteError;
 use crate::tar::TarError;
 use crate::tree::build::TreeError;
 use crate::unpack::{UnpackError, VerifyError};
-use fs3_client::{Digest, StoreError};
+use fs3_client::{BlobError, Digest, StoreError};
 use std::io;
 use std::path::PathBuf;
 
@@ -90,6 +90,10 @@ impl LayerError {
     pub fn is_corrupt(&self) -> bool {
         match self {
             Self::Blob(_) | Self::DiffId { .. } => true,
+            Self::Unpack(UnpackError::Read(e)) => {
+                let blob = e.get_ref().and_then(|e| e.downcast_ref::<BlobError>());
+                matches!(blob, Some(BlobError::Corrupt { .. }))
+            }
             Self::Unpack(e) => e.is_corrupt(),
             Self::Tar(e) => e.is_corrupt(),
             Self::Store(e) => e.is_corrupt(),

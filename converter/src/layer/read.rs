@@ -70,7 +70,7 @@ pub fn read(
             walk::walk(path, &mut sink, &mut out, &mut |bytes| progress.layer_read(index, bytes), &mut warnings)?;
             (None, None)
         }
-        LayerOrigin::Stdin | LayerOrigin::Range { .. } => {
+        LayerOrigin::Stdin | LayerOrigin::Range { .. } | LayerOrigin::Remote(_) => {
             let read = |bytes| progress.layer_read(index, bytes);
             let (source, compression) = stream::stream(layer, options, &mut sink, &mut out, &read, &mut warnings)?;
             (Some(source), Some(compression))

@@ -189,7 +189,8 @@ fn parse(
     Ok(parser)
 }
 
-fn open(origin: &LayerOrigin) -> Result<Box<dyn Read + Send>, LayerError> {
+/// Opens a source that is a stream.
+pub(crate) fn open(origin: &LayerOrigin) -> Result<Box<dyn Read + Send>, LayerError> {
     let fail = |op, path: &Path, source| LayerError::Source { op, path: path.to_owned(), source };
     Ok(match origin {
         LayerOrigin::Range { path, offset, len } => {
@@ -197,6 +198,7 @@ fn open(origin: &LayerOrigin) -> Result<Box<dyn Read + Send>, LayerError> {
             file.seek(SeekFrom::Start(*offset)).map_err(|e| fail("read", path, e))?;
             Box::new(file.take(*len))
         }
+        LayerOrigin::Remote(remote) => Box::new(remote.open()),
         LayerOrigin::Stdin => Box::new(io::stdin()),
         LayerOrigin::Dir(path) => return Err(fail("read as a tar", path, io::ErrorKind::IsADirectory.into())),
     })

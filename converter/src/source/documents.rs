@@ -99,6 +99,12 @@ impl RawPlatform {
 }
 
 impl Descriptor {
+    /// A descriptor of bytes that no other document describes.
+    #[must_use]
+    pub fn new(media_type: String, digest: String, size: u64) -> Self {
+        Self { media_type, digest, size, annotations: None, platform: None }
+    }
+
     /// An annotation's value.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
@@ -135,6 +141,8 @@ pub struct Manifest {
     pub config: Descriptor,
     /// The layers, bottom first.
     pub layers: Vec<Descriptor>,
+    /// What it is where it is no image.
+    pub artifact_type: Option<String>,
 }
 
 /// Why the bytes are no [`Document`] of their type.
@@ -152,6 +160,7 @@ pub enum DocumentError {
 #[serde(rename_all = "camelCase")]
 struct RawDocument {
     media_type: Option<String>,
+    artifact_type: Option<String>,
     config: Option<Descriptor>,
     layers: Option<Vec<Descriptor>>,
     manifests: Option<Vec<Descriptor>>,
@@ -193,8 +202,8 @@ impl Document {
             (Kind::Index, RawDocument { layers: None, config: None, manifests, .. }) => {
                 Ok(Self::Index(manifests.unwrap_or_default()))
             }
-            (Kind::Manifest, RawDocument { config: Some(config), layers, manifests: None, .. }) => {
-                Ok(Self::Manifest(Manifest { config, layers: layers.unwrap_or_default() }))
+            (Kind::Manifest, RawDocument { config: Some(config), layers, manifests: None, artifact_type, .. }) => {
+                Ok(Self::Manifest(Manifest { config, layers: layers.unwrap_or_default(), artifact_type }))
             }
             (Kind::Index, _) => refuse("it is a manifest, its descriptor says index".to_owned()),
             (_, RawDocument { manifests: Some(_), .. }) => {
@@ -224,6 +233,38 @@ pub fn is_image_config(media_type: &str) -> bool {
         media_type,
         "" | "application/vnd.oci.image.config.v1+json" | "application/vnd.docker.container.image.v1+json"
     )
+}
+
+/// The type of a document that came with `declared`: that, if it tells what it is, else what the document says of
+/// itself. Some registries send everything as `application/json`.
+#[must_use]
+pub fn media_type(declared: &str, bytes: &[u8]) -> String {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape {
+        schema_version: Option<u64>,
+        media_type: Option<String>,
+        manifests: Option<serde::de::IgnoredAny>,
+    }
+    if Kind::of(declared) != Kind::Other {
+        return declared.to_owned();
+    }
+    let Ok(shape) = serde_json::from_slice::<Shape>(bytes) else { return declared.to_owned() };
+    match shape {
+        Shape { schema_version: Some(1), .. } => "application/vnd.docker.distribution.manifest.v1+json".to_owned(),
+        Shape { media_type: Some(own), .. } if !own.is_empty() => own,
+        Shape { manifests: Some(_), .. } => "application/vnd.oci.image.index.v1+json".to_owned(),
+        Shape { .. } => "application/vnd.oci.image.manifest.v1+json".to_owned(),
+    }
+}
+
+/// The type that a foreign layer would have if it were none; `None` for other types.
+#[must_use]
+pub fn native_type(media_type: &str) -> Option<String> {
+    ["nondistributable.", "foreign."].iter().find_map(|word| {
+        let (before, after) = media_type.split_once(word)?;
+        Some(format!("{before}{after}"))
+    })
 }
 
 /// Whether a layer of this type is a file system layer.

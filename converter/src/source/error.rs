@@ -1,6 +1,7 @@
 //! Why an image cannot be taken from its source.
 
 use super::documents::JsonError;
+use fs3_client::registry::RegistryError;
 use fs3_client::{Digest, DigestError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// the source's bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
+    /// A registry did not do what it was asked, or cannot be asked.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
     /// Reading failed.
     #[error("{}: {source}", path.display())]
     Io {
@@ -179,6 +183,10 @@ impl SourceError {
     /// Whether bytes are damaged, rather than of another kind than was asked for.
     #[must_use]
     pub fn is_corrupt(&self) -> bool {
-        matches!(self, Self::Archive { .. } | Self::Json(_) | Self::Size { .. } | Self::Digest { .. })
+        match self {
+            Self::Archive { .. } | Self::Json(_) | Self::Size { .. } | Self::Digest { .. } => true,
+            Self::Registry(e) => e.is_corrupt(),
+            _ => false,
+        }
     }
 }

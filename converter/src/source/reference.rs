@@ -1,10 +1,11 @@
 //! Names of sources: `transport:path[:image]`, as skopeo spells them.
 
+use fs3_client::registry::ImageRef;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-const KNOWN: &str = "oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (tar:- for standard input) and dir:PATH";
+const KNOWN: &str = "docker://HOST/REPOSITORY[:TAG], oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:REF], tar:FILE (tar:- for standard input) and dir:PATH";
 
 /// Where an image comes from.
 ///
@@ -13,6 +14,8 @@ const KNOWN: &str = "oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[
 /// instead, so that a directory named `a:b` can still be named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceRef {
+    /// In a registry.
+    Docker(ImageRef),
     /// An OCI layout in a directory.
     Oci {
         /// The directory with `index.json`.
@@ -58,9 +61,12 @@ pub enum ReferenceError {
     /// A transport of another tool, or none at all.
     #[error("transport `{0}` is not known; there are {KNOWN}")]
     UnknownTransport(String),
-    /// Registries.
-    #[error("`docker://` is not supported yet; copy the image first: skopeo copy {0} oci:DIR:TAG")]
-    Registry(String),
+    /// No name of an image in a registry.
+    #[error(transparent)]
+    Image(#[from] fs3_client::registry::ReferenceError),
+    /// `docker:` without the slashes.
+    #[error("`{0}` names no registry; write docker://HOST/REPOSITORY[:TAG]")]
+    NoSlashes(String),
     /// Nothing behind the transport.
     #[error("`{0}` names no path")]
     NoPath(String),
@@ -85,7 +91,10 @@ impl FromStr for SourceRef {
             "tar" if !rest.is_empty() => return Ok(Self::Tar(TarInput::File(rest.into()))),
             "dir" if !rest.is_empty() => return Ok(Self::Dir(rest.into())),
             "tar" | "dir" => return Err(ReferenceError::NoPath(s.to_owned())),
-            "docker" => return Err(ReferenceError::Registry(s.to_owned())),
+            "docker" => {
+                let name = rest.strip_prefix("//").ok_or_else(|| ReferenceError::NoSlashes(s.to_owned()))?;
+                return Ok(Self::Docker(name.parse()?));
+            }
             // A path with a colon in it, or a name with a tag.
             other if other.contains('/') || other.is_empty() => {
                 return Err(ReferenceError::NoTransport(s.to_owned()));
@@ -99,6 +108,7 @@ impl FromStr for SourceRef {
 impl fmt::Display for SourceRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (transport, path, image) = match self {
+            Self::Docker(image) => return write!(f, "docker://{image}"),
             Self::Oci { dir, tag } => ("oci", dir, tag.as_ref()),
             Self::OciArchive { file, tag } => ("oci-archive", file, tag.as_ref()),
             Self::DockerArchive { file, reference } => ("docker-archive", file, reference.as_ref()),

@@ -57,7 +57,7 @@ impl Layout {
 
     fn resolve(&self, tag: Option<&str>, platform: &str) -> Result<SourceImage, SourceError> {
         let reference = SourceRef::Oci { dir: self.0.path().to_owned(), tag: tag.map(str::to_owned) };
-        resolve(&reference, &platform.parse().unwrap(), self.0.path())
+        resolve(&reference, &platform.parse().unwrap(), self.0.path(), &Options::default())
     }
 
     fn error(&self, tag: Option<&str>, platform: &str) -> String {
@@ -115,7 +115,9 @@ fn references() {
     for same in ["oci:/a:b", "oci-archive:/a", "docker-archive:/a:busybox:1", "tar:-", "tar:x", "dir:/"] {
         assert_eq!(parse(same).unwrap().to_string(), same);
     }
-    assert!(matches!(parse("docker://busybox"), Err(ReferenceError::Registry(_))));
+    assert_eq!(parse("docker://busybox").unwrap().to_string(), "docker://docker.io/library/busybox:latest");
+    assert!(matches!(parse("docker:busybox"), Err(ReferenceError::NoSlashes(_))));
+    assert!(matches!(parse("docker://UPPER"), Err(ReferenceError::Image(_))));
     for (bad, text) in [
         ("busybox", "names no transport"),
         ("./a:b", "names no transport"),
@@ -462,7 +464,7 @@ impl Docker {
         let file = self.dir.path().join("image.tar");
         fs::write(&file, bytes).unwrap();
         let source = SourceRef::DockerArchive { file, reference: reference.map(str::to_owned) };
-        resolve(&source, &"linux/amd64".parse().unwrap(), self.dir.path())
+        resolve(&source, &"linux/amd64".parse().unwrap(), self.dir.path(), &Options::default())
     }
 
     fn error(&self, reference: Option<&str>) -> String {
@@ -694,7 +696,7 @@ fn tars_and_directories() {
     let platform = Platform::host();
     let file = dir.path().join("layer:1.tar");
     fs::write(&file, b"12345").unwrap();
-    let get = |r: SourceRef| resolve(&r, &platform, dir.path());
+    let get = |r: SourceRef| resolve(&r, &platform, dir.path(), &Options::default());
     let image = get(SourceRef::Tar(TarInput::File(file.clone()))).unwrap();
     assert_eq!(layers(&image), [b"12345"]);
     assert!(image.config.is_none() && image.layers[0].size == Some(5));

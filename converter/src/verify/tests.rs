@@ -23,6 +23,7 @@ fn converted(work: &Path) -> (Store, manifest::Image) {
         platform: Platform::host(),
         options: crate::layer::Options::default(),
         jobs: 1,
+        registry: Default::default(),
     };
     let image = convert(&request, &store, &Silent).unwrap().image;
     (store, image)

@@ -3,6 +3,7 @@
 use converter::source::{LayerOrigin, Platform, SourceImage, SourceLayer, SourceRef, resolve};
 use converter::unpack::{Compression, HashingReader, Limits, Unpacker, declared_as};
 use fs3_client::Digest;
+use fs3_client::registry::Options;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::symlink;
@@ -59,7 +60,8 @@ impl Made {
     fn resolve(&self, reference: &str) -> SourceImage {
         let (transport, rest) = reference.split_once(':').unwrap();
         let reference: SourceRef = format!("{transport}:{}/{rest}", self.path().display()).parse().unwrap();
-        resolve(&reference, &Platform::host(), self.path()).unwrap_or_else(|e| panic!("{reference}: {e}"))
+        resolve(&reference, &Platform::host(), self.path(), &Options::default())
+            .unwrap_or_else(|e| panic!("{reference}: {e}"))
     }
 
     /// Resolves `reference` and reads all its layers, which must be the image's and compressed like `compression`.
@@ -125,7 +127,7 @@ fn umoci_and_skopeo_layouts() {
     run(made.path(), "umoci", "umoci", &["config", "--image", "copy:latest", "--tag", "other", "--author", "someone"]);
     made.check("oci:copy:latest", Compression::Gzip);
     let reference: SourceRef = format!("oci:{}/copy", made.path().display()).parse().unwrap();
-    let e = resolve(&reference, &Platform::host(), made.path()).unwrap_err().to_string();
+    let e = resolve(&reference, &Platform::host(), made.path(), &Options::default()).unwrap_err().to_string();
     assert!(e.contains("latest") && e.contains("other"), "{e}");
 }
 

@@ -106,7 +106,13 @@ pub(crate) fn convert_by(
     jobs: usize,
     options: Options,
 ) -> Result<Converted, ConvertError> {
-    let request = Request { source: source.parse().unwrap(), platform: Platform::host(), options, jobs };
+    let request = Request {
+        source: source.parse().unwrap(),
+        platform: Platform::host(),
+        options,
+        jobs,
+        registry: Default::default(),
+    };
     convert_as(&"t:t".parse().unwrap(), &request, store, &Silent)
 }
 

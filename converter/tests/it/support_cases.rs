@@ -131,7 +131,13 @@ pub(crate) fn convert_into(
     options: Options,
     jobs: usize,
 ) -> Result<Converted, ConvertError> {
-    let request = Request { source: source.parse().unwrap(), platform: Platform::host(), options, jobs };
+    let request = Request {
+        source: source.parse().unwrap(),
+        platform: Platform::host(),
+        options,
+        jobs,
+        registry: Default::default(),
+    };
     convert_as(&"case:t".parse().unwrap(), &request, store, &Silent)
 }
 

@@ -64,6 +64,7 @@ impl Place {
             platform: Platform::host(),
             options: Options::default(),
             jobs: 2,
+            registry: Default::default(),
         };
         convert_as(&"made:1".parse().unwrap(), &request, &self.store, &Silent)
     }

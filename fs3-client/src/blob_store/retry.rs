@@ -69,8 +69,9 @@ impl Policy {
         }
     }
 
-    /// How long to wait after `failed` attempts, the last of them with `error`; `None` to give up.
-    fn wait(&self, failed: u32, elapsed: Duration, error: &BlobError) -> Option<Duration> {
+    /// How long to wait after `failed` attempts in `elapsed` time, the last of them with `error`; `None` to give up.
+    #[must_use]
+    pub fn wait(&self, failed: u32, elapsed: Duration, error: &BlobError) -> Option<Duration> {
         if !error.is_transient() || failed >= self.attempts {
             return None;
         }

@@ -1,7 +1,8 @@
-//! Backends and stores against a real S3 server, and through a proxy that breaks things.
+//! Backends and stores against a real S3 server and a real registry, and through a proxy that breaks things.
 
 mod backends;
 mod leases;
+mod registry;
 mod s3_faults;
 mod stores;
 mod support;

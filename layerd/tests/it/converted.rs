@@ -64,6 +64,7 @@ fn convert_by(store: &StoreDir, name: &str, source: &Path, options: Options) -> 
         platform: Platform::host(),
         options,
         jobs: 2,
+        registry: Default::default(),
     };
     convert_as(&name.parse().unwrap(), &request, &store.clone().into(), &Silent).unwrap()
 }
