@@ -300,7 +300,10 @@ fn merged_layers_tell_their_parts_and_link_their_blobs() {
     let record = merge(&case.store, &all, Options::default());
     let layer = record.to_layer();
     // One new blob: the metadata image. The blob of what was removed is no device.
-    assert_eq!(std::fs::read_dir(case.store.local_dir().unwrap().root().join("blobs/sha256")).unwrap().count(), blobs + 1);
+    assert_eq!(
+        std::fs::read_dir(case.store.local_dir().unwrap().root().join("blobs/sha256")).unwrap().count(),
+        blobs + 1
+    );
     assert_eq!(record.data, [case.record(0).data[0], case.record(2).data[0]]);
     assert_eq!(record.chunk_tables.len(), 2);
     let annotations = layer.metadata.annotations().clone().unwrap();

@@ -215,12 +215,17 @@ fn privileged_merging_without_space() {
         run(&mut unmerged(&source, place.store.local_dir().unwrap().root(), "a:b"));
         let used: u64 = list(&place.store.local_dir().unwrap().root().join("blobs/sha256"))
             .iter()
-            .map(|name| std::fs::metadata(place.store.local_dir().unwrap().root().join("blobs/sha256").join(name)).unwrap().len())
+            .map(|name| {
+                std::fs::metadata(place.store.local_dir().unwrap().root().join("blobs/sha256").join(name))
+                    .unwrap()
+                    .len()
+            })
             .sum();
         let mut size = used + (256 << 10);
         let disk = mounts::tmpfs(size).unwrap();
         let root = disk.path().join("store");
-        let copied = Command::new("cp").arg("-a").arg(place.store.local_dir().unwrap().root()).arg(&root).status().unwrap();
+        let copied =
+            Command::new("cp").arg("-a").arg(place.store.local_dir().unwrap().root()).arg(&root).status().unwrap();
         assert!(copied.success());
         let mut failures = 0;
         loop {
