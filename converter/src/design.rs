@@ -267,6 +267,23 @@
 //! - **No config** (`tar:`, `dir:`): a minimal one is made, for the host's platform, without a time. The diffID of a
 //!   directory, which has no tar, is the digest of its metadata image.
 //!
+//! # Registries
+//!
+//! - **A tag's manifest is whatever the first place answers that has it**: mirrors in their order, then the registry. Its
+//!   digest is compared with the header that names it, and everything below with the digests in it, so a mirror can be
+//!   late, but not wrong.
+//! - **A layer is streamed and not kept.** A broken connection goes on from its byte, in another place if it must. The
+//!   bytes are hashed as they come, so that a stream put together from several answers is judged as a whole.
+//! - **A foreign layer** is taken where the registry itself has its bytes; its `urls` are never followed: what is behind
+//!   them is no part of the image, and may be anywhere.
+//! - **Credentials** go to the registry and to the token server that it names, as every client does, never to where a
+//!   redirect leads. A token server without TLS is refused for a registry with it.
+//! - **Failures on the way** are code 1, wrong bytes and lengths code 3, also when it was the network that changed them.
+//! - **A blob in its right length counts as there** (push, pull): each was hashed when it came there. An export hashes
+//!   what it finds, since anybody may write into a layout.
+//! - **Hard links into a layout** are only made on request: whoever then writes into a file of the layout writes into the
+//!   store.
+//!
 //! # Hostile layers
 //!
 //! A layer has at most 2^23 inodes (`--max-inodes`) and four names for each, and 64 GiB of plain bytes
