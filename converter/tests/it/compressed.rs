@@ -104,7 +104,7 @@ fn privileged_awkward_sizes_through_the_kernel() {
             for codec in CODECS {
                 let (place, converted) = same(&model, codec, cluster_bits).unwrap();
                 let record = &converted.layers[0].record;
-                assert_eq!(record.algorithms[0].name(), codec[..4].trim_end_matches(['h', ':']), "{codec}");
+                assert_eq!(record.algorithms[0].name(), codec.split([':', 'h']).next().unwrap(), "{codec}");
                 assert!(record.counts.compressed_files > 80 && record.counts.deduplicated_bytes > 1 << 20);
                 // Reads at random places of a cold mount.
                 let mounted = place.mount(record);
@@ -273,7 +273,8 @@ fn privileged_sparse_files() {
             let converted = place.convert_compressed(&source, codec, 16);
             let record = &converted.layers[0].record;
             assert_eq!(record.counts.compressed_files, 2, "some and end");
-            assert!(record.metadata.size < 20 << 20 && record.data[0].size < 1 << 20, "{record:?}");
+            // Most of it are the indexes of the largest file, whose chunks have 1 MiB.
+            assert!(record.metadata.size < 48 << 20 && record.data[0].size < 4 << 20, "{record:?}");
             let mounted = place.mount(record);
             for (name, at, len) in [
                 ("terabytes", 3 << 40, 100_000),
