@@ -284,6 +284,45 @@
 //! - **Hard links into a layout** are only made on request: whoever then writes into a file of the layout writes into the
 //!   store.
 //!
+//! # Merging
+//!
+//! Runs of consecutive layers become one ([`crate::merge`]), from their metadata images alone.
+//!
+//! - **The merged layer stacks on anything as the separate layers would.** So it is folded by overlayfs' own rule (the
+//!   private module `stack::fold`, which look-ups in lower layers follow too): topmost first, directories are merged
+//!   until one is opaque or something else is met. A directory over anything else, a whiteout included, is opaque in the
+//!   result, since what is further down would not have shown (W03). Whiteouts stay, also where only a layer of the run
+//!   had what they hide: a lower one may have it too (W02).
+//! - **Where nothing below shows there are no marks**: below an opaque directory neither whiteouts, which would be listed
+//!   (W06), nor opaque directories, which would hide nothing. `--bottom` says that of the whole layer. This makes merging
+//!   associative to the byte: whatever is merged first, the same tree comes of it. Devices are numbered by first use in
+//!   tree order for the same reason, and not by the layers' own lists, which name blobs that merging may drop.
+//! - **An opaque root** hides nothing in overlayfs. It is converted to whiteouts and opaque directories for the names that
+//!   the roots below it have, as in a conversion (W01); names that stay come from all layers. The mark stays, for merging
+//!   onto others later.
+//! - **A directory's attributes** are the topmost's, extended attributes as a whole set (T20, X08): what an overlay shows.
+//!   A mark for escaped whiteouts (X03) is such an attribute, and is not added where the topmost directory lacks it.
+//!   But a directory that nothing described (`tar:` and `dir:` sources; [`crate::manifest::Unresolved`]) leaves that to
+//!   the topmost below it that something did. Nothing further down counts behind a whiteout or something else.
+//! - **Hard links**: the names of one inode of one layer stay names of one inode. Those that are hidden do not count for
+//!   the link count, while overlayfs tells the lower layer's own.
+//! - **Links that were left open** are made where a layer below in the run has the target; the name then joins that inode
+//!   with all its names, as an extractor would have it. One whose target a layer of the run hides is an error, as in a
+//!   whole image, and so is one that is still open with `--bottom`. Others stay on the list. Contents are not moved behind
+//!   symbolic links of lower layers (T12): an undescribed directory over such a link hides it, as in the separate layers.
+//!   Convert the layers together for that.
+//! - **Refused by name**: attributes of overlayfs that tie a layer to those that it was made on (`redirect`, `metacopy`,
+//!   and all others but `opaque` and `origin`), and layers of two xattr namespaces.
+//! - **A damaged image is not merged.** Its digest is checked, since its bad bytes would else get a good one.
+//! - **What a fleet wants.** A thousand bases and a hundred thousand workspaces share their lower layers, and a merged
+//!   layer is shared only by images with the same run. What merging duplicates is metadata images: names, attributes and
+//!   small files, a few per cent of an image. Data blobs are linked, so that they stay shared in the store, in every
+//!   node's cache and on the wire, whatever is merged. What it saves is mounts, look-ups through layer after layer, and
+//!   round trips at start. So the default merges much (3 GiB together), and `--pack`, which gives sharing up, is asked
+//!   for. A base of more than that stays a layer of its own, under all that is built on it; where smaller bases should
+//!   too, a lower `--merge-under` says so. The separate layers' notes stay, so that the next image that shares them
+//!   converts nothing twice.
+//!
 //! # Hostile layers
 //!
 //! A layer has at most 2^23 inodes (`--max-inodes`) and four names for each, and 64 GiB of plain bytes

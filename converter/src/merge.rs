@@ -22,10 +22,11 @@ use crate::convert::FORMAT_VERSION;
 use crate::erofs::format::BLOCK_SIZE;
 use crate::erofs::read::{Image, ReadError};
 use crate::erofs::write::{Contents, Device, WriteError, write_ordered};
+use crate::hash::Hashers;
 use crate::layer::{BlobRef, Origin, Record, TableRef, count};
 use crate::manifest::{self, ManifestError, OverlayXattrs, Unresolved};
 use crate::read_at::ReadAt;
-use fs3_client::{Digest, Hasher, Store, StoreError};
+use fs3_client::{Digest, Store, StoreError};
 use oci_spec::image::Descriptor;
 use std::collections::HashMap;
 use std::fs::File;
@@ -35,6 +36,8 @@ use std::io;
 const CACHE: usize = 16 << 20;
 /// Bytes of a page of that cache.
 const PAGE: usize = 16 << 10;
+/// Bytes of an image that are hashed at once.
+const HASH_PIECE: usize = 256 << 10;
 
 /// How layers are merged into one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -205,6 +208,10 @@ fn recall(store: &Store, key: &str, run: &Run) -> Result<Option<Record>, MergeEr
     let Some(bytes) = store.record(key)? else { return Ok(None) };
     match serde_json::from_slice::<Record>(&bytes) {
         Ok(mut record) if record.is_in(store) => {
+            let blobs = std::iter::once(&record.metadata).chain(&record.data);
+            for blob in blobs.chain(record.chunk_tables.iter().map(|t| &t.blob)) {
+                store.renew(&blob.digest)?;
+            }
             // The same images may come from other sources.
             record.parts.clone_from(&run.origins);
             Ok(Some(record))
@@ -307,25 +314,50 @@ impl Run {
         })
     }
 
+    /// Compares the images with their digests, two at a time: a second stream of SHA-256 is nearly free.
     fn check_digests(&self, files: &[File]) -> Result<(), MergeError> {
-        let mut buffer = vec![0; 1 << 20];
-        for ((blob, file), number) in self.metadata.iter().zip(files).zip(self.first..) {
-            let corrupt = |what: String| MergeError::Corrupt { layer: number, digest: blob.digest, what };
-            let mut hasher = Hasher::default();
-            let mut at = 0;
-            while at < blob.size {
-                let want = usize::try_from(blob.size - at).map_or(buffer.len(), |left| left.min(buffer.len()));
-                let read = file.read_exact_at(&mut buffer[..want], at);
-                read.map_err(|e| corrupt(format!("cannot read {want} bytes at offset {at}: {e}")))?;
-                hasher.update(&buffer[..want]);
-                at += want as u64;
+        let mut by_size: Vec<usize> = (0..files.len()).collect();
+        by_size.sort_unstable_by_key(|n| self.metadata[*n].size);
+        let mut buffers = [vec![0; HASH_PIECE], vec![0; HASH_PIECE]];
+        for two in by_size.chunks(2) {
+            let (first, second) = (two[0], two.get(1).copied());
+            let mut hashers = Hashers::<2>::default();
+            loop {
+                let at = hashers.lens();
+                let [a, b] = &mut buffers;
+                let a = self.read_piece(files, Some(first), at[0], a)?;
+                let b = self.read_piece(files, second, at[1], b)?;
+                if a.is_empty() && b.is_empty() {
+                    break;
+                }
+                hashers.update([&[a], &[b]]);
             }
-            let found = hasher.finish();
-            if found != blob.digest {
-                return Err(corrupt(format!("its contents have {found}")));
+            for (number, found) in two.iter().zip(hashers.finish()) {
+                if found != self.metadata[*number].digest {
+                    return Err(self.corrupt(*number, format!("its contents have {found}")));
+                }
             }
         }
         Ok(())
+    }
+
+    fn read_piece<'b>(
+        &self,
+        files: &[File],
+        number: Option<usize>,
+        at: u64,
+        buffer: &'b mut [u8],
+    ) -> Result<&'b [u8], MergeError> {
+        let Some(number) = number else { return Ok(&[]) };
+        let left = self.metadata[number].size - at;
+        let want = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+        let read = files[number].read_exact_at(&mut buffer[..want], at);
+        read.map_err(|e| self.corrupt(number, format!("cannot read {want} bytes at offset {at}: {e}")))?;
+        Ok(&buffer[..want])
+    }
+
+    fn corrupt(&self, number: usize, what: String) -> MergeError {
+        MergeError::Corrupt { layer: self.first + number, digest: self.metadata[number].digest, what }
     }
 
     fn write(
@@ -369,7 +401,14 @@ impl Run {
             (vec![packed.blob], vec![TableRef { of: packed.blob.digest, blob: packed.table }])
         } else {
             for blob in &used {
-                drop(open_data(store, blob)?);
+                // Opening tells what is wrong with it; where nothing is, a blob that is far away stays there.
+                if store.blob_size(&blob.blob.digest)? != Some(blob.blob.size) {
+                    drop(open_data(store, blob)?);
+                }
+                store.renew(&blob.blob.digest)?;
+            }
+            for table in used.iter().filter_map(|blob| blob.table) {
+                store.renew(&table.digest)?;
             }
             let table = |b: &&Blob| Some(TableRef { of: b.blob.digest, blob: b.table? });
             (used.iter().map(|b| b.blob).collect(), used.iter().filter_map(table).collect())
@@ -421,8 +460,7 @@ impl Run {
             } else {
                 continue;
             };
-            let digest = self.metadata[layer].digest;
-            return Err(MergeError::Corrupt { layer: self.first + layer, digest, what });
+            return Err(self.corrupt(layer, what));
         }
         Ok(())
     }

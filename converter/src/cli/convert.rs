@@ -91,7 +91,6 @@ struct Report {
     platform: Option<String>,
     layers: Vec<LayerReport>,
     /// The layers of the image, where some were merged.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     merged: Vec<merge::LayerReport>,
     totals: Totals,
     warnings: Vec<Warning>,

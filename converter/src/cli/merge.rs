@@ -44,6 +44,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // From before the images are looked for until what is made of them has its name.
     let lease = store.lease("merge")?;
     store.sweep()?;
+    // From before anything is found that the image will rely on, until its name says so.
+    let lease = store.lease("merge")?;
     let mut images = Vec::with_capacity(args.images.len());
     for name in &args.images {
         images.push((name.clone(), find_image(&store, name)?.manifest));
@@ -51,6 +53,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options { bottom: args.bottom, pack: args.pack };
     let request = ImageRequest { under: args.merge_under, options };
     let merged = merge_images(&images, &request, &store, &Silent)?;
+    lease.check()?;
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, merged.manifest, merged.manifest_size, &[]);
     lease.check()?;
     store.write_ref(&args.name, &descriptor)?;

@@ -313,7 +313,7 @@ fn json_has_its_shape() {
     assert!(output.status.success());
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "--json says nothing else");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(keys(&report), ["config", "image", "layers", "manifest", "platform", "totals", "warnings"]);
+    assert_eq!(keys(&report), ["config", "image", "layers", "manifest", "merged", "platform", "totals", "warnings"]);
     assert_eq!(report["image"], "made:1");
     assert!(report["platform"].as_str().unwrap().starts_with("linux/"));
     let layers = report["layers"].as_array().unwrap();
@@ -361,6 +361,9 @@ fn json_has_its_shape() {
     assert_eq!(keys(&one["chunk_tables"][0]), ["digest", "of", "size"]);
     assert_eq!((&two["whiteouts"], &two["opaques"], &two["data"]), (&json!(1), &json!(0), &json!([])));
     assert_eq!((&three["whiteouts"], &three["opaques"], &three["chunk_tables"]), (&json!(0), &json!(1), &json!([])));
+    let [merged] = &report["merged"].as_array().unwrap()[..] else { panic!("{}", report["merged"]) };
+    assert_eq!((&merged["from"], &merged["reused"]), (&json!([0, 1, 2]), &json!(false)));
+    assert_eq!((&merged["data"], &merged["files"]), (&one["data"], &json!(1)));
     let totals = &report["totals"];
     assert_eq!(
         keys(totals),
