@@ -21,8 +21,12 @@ const NAME_MAX: usize = 700;
 
 /// Small objects by name.
 ///
-/// What is put is durable when the call returns, and every later call sees it, from any machine. Names are checked with
-/// [`check_name`]. As [`crate::BlobStore`], implementations neither retry nor set deadlines.
+/// What is put is durable when the call returns, and every later call sees it, from any machine. One exception: on 3FS
+/// the other nodes may take a *replaced* or *deleted* object for what it was for half a minute, since they remember names
+/// that long; a list always shows what is there, and an object under a new name is seen at once. So what must not be
+/// missed there gets a new name each time, and is found by [`NameStore::list`], as leases are.
+///
+/// Names are checked with [`check_name`]. As [`crate::BlobStore`], implementations neither retry nor set deadlines.
 #[async_trait]
 pub trait NameStore: fmt::Debug + Send + Sync {
     /// The object and its version; `None` when there is none.

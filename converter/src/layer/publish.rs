@@ -11,7 +11,7 @@ use crate::manifest::{
 };
 use crate::tree::{InodeId, Kind, Tree};
 use crate::unpack::Compression;
-use fs3_client::{Digest, Store};
+use fs3_client::{Digest, Store, StoreError};
 use serde::{Deserialize, Serialize};
 
 /// A blob as a [`Record`] names it.
@@ -262,7 +262,7 @@ impl Record {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub fn renew(&self, store: &Store) -> Result<(), LayerError> {
+    pub fn renew(&self, store: &Store) -> Result<(), StoreError> {
         let blobs = std::iter::once(&self.metadata).chain(&self.data).chain(self.chunk_tables.iter().map(|t| &t.blob));
         for blob in blobs {
             store.renew(&blob.digest)?;

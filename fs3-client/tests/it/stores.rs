@@ -72,7 +72,7 @@ fn does_what_a_store_does(store: &Store, other: &Store) {
     assert_eq!(other.record(&key).unwrap().unwrap(), b"two");
     assert!(matches!(store.record("../x"), Err(StoreError::BadKey { .. })));
     let records: Vec<String> = other.list_records().unwrap().into_iter().map(|r| r.name).collect();
-    assert_eq!(records, [key.clone()]);
+    assert_eq!(records, std::slice::from_ref(&key));
     other.delete_record(&key).unwrap();
     assert_eq!(store.record(&key).unwrap(), None);
 
