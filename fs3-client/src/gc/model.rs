@@ -65,6 +65,8 @@ struct State {
     /// Whose turn it is.
     turn: Option<usize>,
     parked: BTreeSet<usize>,
+    /// Readers' leases whose holders have begun to read.
+    relied: BTreeSet<String>,
     stopped: bool,
     /// Nobody waits for turns.
     free: bool,
@@ -83,7 +85,7 @@ impl State {
         if let Some((name, number, blob)) = dangling {
             self.wrong.get_or_insert(format!("ref {name} is image {number}, whose {blob} is gone"));
         }
-        let held = self.leases.values().filter(|lease| lease.info.kind == LeaseKind::Reader);
+        let held = self.leases.iter().filter(|(id, _)| self.relied.contains(*id)).map(|(_, lease)| lease);
         for digest in held.flat_map(|lease| &lease.info.holds) {
             let number = (0..IMAGES).find(|n| image(*n).last().unwrap().to_string() == digest.digest().to_string());
             if let Some(blob) = missing(number.unwrap()) {
@@ -360,7 +362,18 @@ fn read(view: &View, name: u8) -> Result<(), StoreError> {
     }
     let manifest = oci_spec::image::Digest::from_str(&blobs.last().unwrap().to_string()).unwrap();
     let reading = view.take(LeaseKind::Reader, vec![Descriptor::new(MediaType::ImageManifest, 1, manifest)])?;
-    if !lease.is_held() {
+    // Only now, and only if nobody ended the other lease meanwhile, is the image safe to use.
+    let held = view.event(
+        || format!("uses {number} if it has {lease:?}"),
+        |state| {
+            let held = state.leases.contains_key(&lease.id);
+            if held {
+                state.relied.insert(reading.id.clone());
+            }
+            held
+        },
+    )?;
+    if !held {
         return Err(crash());
     }
     drop(lease);
