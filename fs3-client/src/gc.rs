@@ -2,13 +2,14 @@
 //!
 //! Whether a blob is needed is found by marking from all refs. That takes time, and meanwhile a writer may find an old
 //! blob in the store and rely on it. The two agree through small objects of the store; all they ask of it is that what
-//! was put, deleted or listed is seen by whoever asks later (directories, 3FS and S3 do). No clocks are compared.
+//! was put, deleted or listed is seen by whoever asks later (directories, 3FS and S3 do). Only the end of a dead
+//! machine's lease, and the grace, are a matter of time.
 //!
 //! ```text
 //! leases/<id>                  who is at work: writers, readers (with what they hold), at most one collector
 //! gc/condemned-<generation>    blobs that may be deleted
 //! gc/state                     which list counts, and its phase: `condemned`, then `sweep`
-//! gc/rescued/<generation>/<hex>  blobs that a writer has taken off the list
+//! gc/rescued/<generation>@<hex>   blobs that a writer has taken off the list
 //! ```
 //!
 //! **The writer** takes a lease before it looks anything up, and only then reads the state. While there is a list, it
@@ -48,5 +49,8 @@ pub(crate) mod ground;
 mod list;
 #[cfg(test)]
 mod model;
+mod store;
+#[cfg(test)]
+mod tests;
 
-pub use collect::{Collected, GcError, Marks, Options, Removed};
+pub use collect::{Collected, GcError, Marks, Options, Removed, collect, survey};

@@ -3,7 +3,8 @@
 //! A writer holds a lease for its whole run; whoever removes blobs reads the leases first. A lease is a small object
 //! `leases/<id>` that says who holds it and for how long. It lasts from its last renewal, by the store's clock, and is
 //! renewed three times in that time; [`SKEW`] is allowed for clocks that differ. In a directory on a local disk its file
-//! is locked too, so that the lease of a process of this boot ends with the process.
+//! is locked too, so that the lease of a writer of this boot ends with its process. What a reader needs outlives it (a
+//! mount is the kernel's), so a reader's lease ends by time only.
 
 use oci_spec::image::Descriptor;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a lease lasts after its last renewal.
 pub const LASTS: Duration = Duration::from_secs(15 * 60);
+/// How long a reader's lease lasts after its last renewal: its mounts outlive its process, and perhaps a night.
+pub const READER_LASTS: Duration = Duration::from_secs(24 * 3600);
 /// How far the clocks of a store and of its readers may differ.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
 /// How long a lease lasts that cannot be read: a later version wrote it.

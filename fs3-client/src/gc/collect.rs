@@ -5,7 +5,7 @@ use super::ground::{Act, Ground, HeldLease};
 use super::list::{self, Phase, STATE, State};
 use crate::blob_store::{Listed, Stat};
 use crate::lease::{LeaseInfo, LeaseKind};
-use crate::{Digest, StoreError, host};
+use crate::{Digest, Store, StoreError, host};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -97,17 +97,35 @@ fn by(lease: &Option<LeaseInfo>) -> String {
     lease.as_ref().map_or_else(String::new, |lease| format!(": process {} on {}", lease.pid, lease.host))
 }
 
-/// What [`collect`] would remove if nothing changed, and whom it would wait for. Writes nothing.
+/// What [`collect`] would remove if nothing changed, and whom it would wait for. Writes nothing. Ages are by this
+/// machine's clock.
 ///
 /// # Errors
 /// As [`collect`].
-pub(crate) fn survey_ground(
+pub fn survey(store: &Store, options: &Options, marks: &mut dyn Marks) -> Result<Collected, GcError> {
+    survey_ground(store, store.leases_seen()?, options, SystemTime::now(), marks)
+}
+
+/// Removes what nothing needs, and calls `each` for every blob that was removed.
+///
+/// # Errors
+/// [`GcError`]. Whatever happened, nothing that is needed was removed, and the next run goes on.
+pub fn collect(
+    store: &Store,
+    options: &Options,
+    marks: &mut dyn Marks,
+    each: &mut dyn FnMut(&Removed),
+) -> Result<Collected, GcError> {
+    collect_ground(store, options, marks, each)
+}
+
+fn survey_ground(
     ground: &dyn Ground,
+    leases: Vec<LeaseInfo>,
     options: &Options,
     now: SystemTime,
     marks: &mut dyn Marks,
 ) -> Result<Collected, GcError> {
-    let leases = ground.leases()?;
     let mut collected = Collected::default();
     let reachable = marks.reachable(&leases).map_err(GcError::Marks)?;
     let found = scan(ground, options.grace, now, &reachable, &mut collected)?;
@@ -116,11 +134,7 @@ pub(crate) fn survey_ground(
     Ok(collected)
 }
 
-/// Removes what nothing needs.
-///
-/// # Errors
-/// [`GcError`]. Whatever happened, the next run goes on.
-pub(crate) fn collect_ground(
+pub(super) fn collect_ground(
     ground: &dyn Ground,
     options: &Options,
     marks: &mut dyn Marks,
@@ -268,8 +282,7 @@ impl Collector<'_> {
             state.phase = Phase::Sweep;
             self.put_state(&state)?;
         }
-        let rescued: HashSet<String> =
-            self.ground.objects(&list::rescued_dir(&state.generation))?.into_iter().collect();
+        let rescued: HashSet<String> = self.ground.objects(list::RESCUED)?.into_iter().collect();
         for blob in condemned {
             let digest = &blob.digest;
             if reachable.contains(digest) || rescued.contains(&list::rescued_name(&state.generation, digest)) {

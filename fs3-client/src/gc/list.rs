@@ -9,6 +9,8 @@ use std::time::{Duration, UNIX_EPOCH};
 pub(super) const STATE: &str = "gc/state";
 /// All that the protocol writes, leases excepted.
 pub(super) const DIR: &str = "gc";
+/// What writers have taken off lists. It stands in the objects' names.
+pub(super) const RESCUED: &str = "gc/rescued";
 /// Most blobs on a list: what stays well below the 16 MiB of an object, about 100 bytes each.
 pub(super) const MOST: usize = 1 << 16;
 const HEAD: &str = "dsec-condemned 1";
@@ -17,12 +19,8 @@ pub(super) fn list_name(generation: &str) -> String {
     format!("{DIR}/condemned-{generation}")
 }
 
-pub(super) fn rescued_dir(generation: &str) -> String {
-    format!("{DIR}/rescued/{generation}")
-}
-
 pub(super) fn rescued_name(generation: &str, digest: &Digest) -> String {
-    format!("{}/{}", rescued_dir(generation), digest.hex())
+    format!("{RESCUED}/{generation}@{}", digest.hex())
 }
 
 /// How far a list has come.
