@@ -40,9 +40,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let store = open_store(&args.store)?;
-    // From before the images are looked for until what is made of them has its name.
-    let lease = store.lease("merge")?;
+    // A writer's from before the images are looked for until what is made of them has its name.
+    let store = open_store(&args.store)?.writing("merge")?;
     store.sweep()?;
     let mut images = Vec::with_capacity(args.images.len());
     for name in &args.images {
@@ -52,7 +51,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let request = ImageRequest { under: args.merge_under, options };
     let merged = merge_images(&images, &request, &store, &Silent)?;
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, merged.manifest, merged.manifest_size, &[]);
-    lease.check()?;
     store.write_ref(&args.name, &descriptor)?;
     let report = Report::new(&args.name, &images, &merged, began.elapsed())?;
     output::print(|out| if args.json { output::json(out, &report) } else { report.print(out) })
