@@ -379,3 +379,68 @@ impl Running {
         Outcome { line, source, name, status, done, seconds: took.as_secs_f64(), error, exit }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+    use std::io::Write as _;
+
+    struct Quiet(Vec<Outcome>);
+
+    impl Watch for Quiet {
+        fn started(&mut self, _: &Item) -> Arc<dyn Progress + Send + Sync> {
+            Arc::new(Silent)
+        }
+
+        fn finished(&mut self, outcome: &Outcome) {
+            self.0.push(outcome.clone());
+        }
+    }
+
+    /// The image `hangs` never ends, and has all turns and a file; `panics` does; others need a turn.
+    struct Odd;
+
+    impl Work for Odd {
+        fn convert(&self, item: &Item, store: Option<&Store>, progress: &dyn Progress) -> Result<Done, Failure> {
+            let store = store.unwrap();
+            let _turn = progress.turn();
+            match item.name.name() {
+                "hangs" => {
+                    let staged = store.stage("data").unwrap();
+                    (&*staged).write_all(b"x").unwrap();
+                    loop {
+                        std::thread::park();
+                    }
+                }
+                "panics" => panic!("as it should"),
+                _ => {
+                    assert!(!progress.is_cancelled());
+                    Ok(Done { layers: 1, ..Done::default() })
+                }
+            }
+        }
+
+        fn corrupt(&self) -> u8 {
+            3
+        }
+    }
+
+    #[test]
+    fn who_hangs_is_given_up_and_the_rest_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path()).unwrap();
+        let items = parse(b"oci:a hangs\noci:b panics\noci:c good\n").unwrap();
+        let settings = Settings { images: 1, layers: 1, timeout: Some(Duration::from_millis(50)), fail_fast: false };
+        let mut watch = Quiet(Vec::new());
+        let stop = AtomicBool::new(false);
+        let work: Arc<dyn Work> = Arc::new(Odd);
+        let totals = run(items, &settings, Place::Store(&store), &work, &stop, &mut watch);
+        let statuses: Vec<Status> = watch.0.iter().map(|outcome| outcome.status).collect();
+        assert_eq!(statuses, [Status::Timeout, Status::Failed, Status::Ok]);
+        assert!(watch.0[0].error.as_ref().unwrap().contains("did not end when it was asked to"));
+        assert_eq!((totals.ok, totals.failed, totals.timeout, totals.left), (1, 1, 1, 0));
+        assert_eq!(std::fs::read_dir(store.scratch()).unwrap().count(), 0, "its file is gone");
+        assert!(store.leases().unwrap().is_empty(), "its lease has ended");
+    }
+}

@@ -287,9 +287,11 @@ mod tests {
         let mut parsed = 0;
         for page in pages.filter(|page| page.extension().is_some_and(|e| e == "md")) {
             let text = std::fs::read_to_string(&page).unwrap();
-            for line in text.lines().filter(|line| line.starts_with("dsec-convert ")) {
-                let words =
-                    line.split_whitespace().take_while(|word| !matches!(word.as_bytes()[0], b'#' | b'<' | b'>'));
+            // As in a shell, or in a list of a pipeline's scripts.
+            let lines = text.lines().map(|line| line.trim_start().trim_start_matches("- "));
+            for line in lines.filter(|line| line.starts_with("dsec-convert ")) {
+                let words = line.split_whitespace();
+                let words = words.take_while(|word| !matches!(word.as_bytes()[0], b'#' | b'<' | b'>' | b'|'));
                 if let Err(e) = Cli::try_parse_from(words) {
                     panic!("{}: `{line}`: {e}", page.display());
                 }

@@ -47,7 +47,9 @@ impl ReachError {
     #[must_use]
     pub fn is_corrupt(&self) -> bool {
         match self {
-            Self::Store(e) | Self::Manifest { source: e, .. } => e.is_corrupt() || matches!(e, StoreError::Missing { .. }),
+            Self::Store(e) | Self::Manifest { source: e, .. } => {
+                e.is_corrupt() || matches!(e, StoreError::Missing { .. })
+            }
             Self::NotOne { .. } => true,
         }
     }
@@ -82,9 +84,11 @@ impl<'s> Reach<'s> {
     /// [`ReachError`] when one cannot be read. A manifest that an index names may be absent: sparse indexes exist.
     pub fn of(&self, name: &str, descriptor: &Descriptor) -> Result<Vec<Digest>, ReachError> {
         let digest = descriptor.digest().to_string();
-        let digest: Digest = digest
-            .parse()
-            .map_err(|e| ReachError::NotOne { name: name.to_owned(), digest: digest.clone(), what: format!("{e}") })?;
+        let digest: Digest = digest.parse().map_err(|e| ReachError::NotOne {
+            name: name.to_owned(),
+            digest: digest.clone(),
+            what: format!("{e}"),
+        })?;
         let mut found = vec![digest];
         if is_manifest(&descriptor.media_type().to_string()) {
             self.expand(name, &digest, descriptor.size(), DEPTH, &mut found)?;
@@ -119,7 +123,8 @@ impl<'s> Reach<'s> {
             if self.store.blob_size(inner)?.is_none() {
                 continue;
             }
-            let depth = depth.checked_sub(1).ok_or_else(|| not_one("indexes lie too deep in one another".to_owned()))?;
+            let depth =
+                depth.checked_sub(1).ok_or_else(|| not_one("indexes lie too deep in one another".to_owned()))?;
             self.expand(name, inner, *size, depth, found)?;
         }
         Ok(())

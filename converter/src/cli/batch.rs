@@ -223,7 +223,8 @@ struct Report {
 
 impl Report {
     fn new(images: usize, stop: Arc<AtomicBool>) -> Self {
-        let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bars = MultiProgress::with_draw_target(target);
         let all = bars.add(ProgressBar::new(images as u64));
         if let Ok(style) = ProgressStyle::with_template("{pos} of {len} images [{bar:40}] {elapsed}, {eta} left") {
