@@ -431,7 +431,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(dir.path()).unwrap();
         let items = parse(b"oci:a hangs\noci:b panics\noci:c good\n").unwrap();
-        let settings = Settings { images: 1, layers: 1, timeout: Some(Duration::from_millis(50)), fail_fast: false };
+        let settings = Settings { images: 1, layers: 1, timeout: Some(Duration::from_secs(2)), fail_fast: false };
         let mut watch = Quiet(Vec::new());
         let stop = AtomicBool::new(false);
         let work: Arc<dyn Work> = Arc::new(Odd);

@@ -19,7 +19,10 @@ use std::time::{Duration, Instant};
 
 fn gc(store: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dsec-convert"));
-    command.arg("gc").arg(store).args(["--json", "--grace", "0s", "--wait", "0s"]).args(args);
+    command.arg("gc").arg(store).arg("--json").args(args);
+    for option in ["--grace", "--wait"].into_iter().filter(|option| !args.contains(option)) {
+        command.args([option, "0s"]);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -182,13 +185,12 @@ fn converters_and_collectors_that_are_killed() {
         if luck(4) % 2 == 0 {
             let _ = place.store.remove_ref(&name(5).parse().unwrap());
         }
-        for (n, (is_gc, child)) in children.iter_mut().enumerate() {
-            if luck(6 + n as u64) % 3 == 0 {
-                std::thread::sleep(Duration::from_millis(luck(7) % 150));
+        for (n, (_, child)) in (6..).zip(&children) {
+            if luck(n) % 3 == 0 {
+                std::thread::sleep(Duration::from_millis(luck(9) % 150));
                 signal(child, Signal::KILL);
                 killed += 1;
             }
-            let _ = is_gc;
         }
         for (is_gc, child) in children {
             let output = child.wait_with_output().unwrap();
