@@ -19,6 +19,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Name the benchmarks.
     List,
+    /// A family of images in one run, against a loop of single runs; and running it again.
+    Batch(BatchArgs),
     /// An image of three layers: our converter against the limit and its peers.
     Convert(ConvertArgs),
     /// Compressed layers: our converter against mkfs.erofs with the same codec, level and cluster.
@@ -53,7 +55,8 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 6] = [
+pub(crate) const BENCHES: [(&str, &str); 7] = [
+    ("batch", "a family of images in one run against a loop of single runs; and running it again"),
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),
@@ -74,6 +77,23 @@ pub(crate) struct Setting {
     /// Only these layers of the data set: base, python, node.
     #[arg(long, value_delimiter = ',')]
     pub(crate) layers: Vec<String>,
+}
+
+/// Options of bench `batch`.
+#[derive(Debug, Args)]
+pub(crate) struct BatchArgs {
+    /// Write sources and output here, on a real disk, instead of in memory.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+    /// How many times everything is measured.
+    #[arg(long, default_value_t = 5, value_parser = parse_count)]
+    pub(crate) rounds: usize,
+    /// How many images; ten share a base.
+    #[arg(long, default_value_t = 40, value_parser = parse_count)]
+    pub(crate) images: usize,
+    /// Images at a time in the batch, layers at a time in the loop.
+    #[arg(long, default_value_t = 2, value_parser = parse_count)]
+    pub(crate) jobs: usize,
 }
 
 /// Options of bench `convert`.

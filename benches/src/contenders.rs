@@ -251,7 +251,7 @@ fn contender(
 }
 
 /// A command that prints to nowhere, unless it is told otherwise.
-fn silent(program: &Path) -> Command {
+pub(crate) fn silent(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.stdout(Stdio::null());
     command

@@ -4,6 +4,7 @@
 //! Contenders run as child processes in interleaved rounds ([`measure`]), on real layers ([`data`]); what none of them
 //! can do without is a contender too ([`limit`]).
 
+mod batch;
 mod chunks;
 mod cli;
 mod compress;
@@ -30,6 +31,7 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match cli.command {
         Command::List => BENCHES.iter().for_each(|(name, what)| report::line(&format!("{name:<10} {what}"))),
+        Command::Batch(args) => batch::run(&args)?.print(cli.json)?,
         Command::Compress(args) => compress::run(&args)?.print(cli.json)?,
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,

@@ -1,6 +1,9 @@
 //! The command line of `dsec-convert`.
 
+mod batch;
 mod convert;
+mod duration;
+mod gc;
 mod inspect;
 mod list;
 mod merge;
@@ -16,6 +19,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 use converter::convert::ConvertError;
 use converter::erofs::read::ReadError;
+use converter::gc::ReachError;
 use converter::manifest::{self, ManifestError, digest_of};
 use converter::merge::MergeError;
 use converter::source::SourceError;
@@ -52,6 +56,9 @@ enum Command {
     /// Runs of consecutive layers become one layer each, from their metadata images alone: whiteouts are kept, data is
     /// linked and not copied. Layers that other images have too stay as they are.
     Merge(merge::Args),
+    /// Convert a list of images, and report on each
+    #[command(after_help = batch::HELP)]
+    Batch(batch::Args),
     /// List the images of a store
     List(list::Args),
     /// Show an image's layers, or a metadata image's superblock, features, devices and files
@@ -71,12 +78,29 @@ enum Command {
     Pull(transfer::PullArgs),
     /// Write a converted image into an OCI layout, unchanged, for `skopeo copy` and other tools
     Export(transfer::ExportArgs),
+    /// Remove what no image of a store needs
+    #[command(after_help = "It may run beside any number of writers. Of two at once, one ends and says so.")]
+    Gc(gc::Args),
 }
 
 /// The data is corrupt, and that was said already.
 #[derive(Debug, thiserror::Error)]
 #[error("the image is corrupt")]
 struct Corrupt;
+
+/// A failure with its own code.
+#[derive(Debug, thiserror::Error)]
+#[error("{sentence}")]
+struct Told {
+    sentence: String,
+    code: u8,
+}
+
+impl Told {
+    fn usage(sentence: String) -> Self {
+        Self { sentence, code: exit::USAGE }
+    }
+}
 
 /// Runs the command line; errors go to standard error.
 pub(crate) fn run() -> ExitCode {
@@ -90,9 +114,11 @@ pub(crate) fn run() -> ExitCode {
     let result = match cli.command {
         Command::Convert(args) => convert::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::Batch(args) => batch::run(&args),
         Command::List(args) => list::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Gc(args) => gc::run(&args),
         Command::Push(args) => transfer::push(&args),
         Command::Pull(args) => transfer::pull(&args),
         Command::Export(args) => transfer::export(&args),
@@ -110,11 +136,19 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn report(error: &anyhow::Error) -> ExitCode {
-    let find = |kind: fn(&(dyn std::error::Error + 'static)) -> bool| error.chain().any(kind);
     eprintln!("error: {}", sentence(error));
     if let Some(hint) = hint(error) {
         eprintln!("hint: {hint}");
     }
+    ExitCode::from(exit_code(error))
+}
+
+/// With which code the program ends for it.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(told) = error.downcast_ref::<Told>() {
+        return told.code;
+    }
+    let find = |kind: fn(&(dyn std::error::Error + 'static)) -> bool| error.chain().any(kind);
     let corrupt = find(|e| e.is::<Corrupt>())
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corruption))
         || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
@@ -122,13 +156,14 @@ fn report(error: &anyhow::Error) -> ExitCode {
         || find(|e| e.downcast_ref::<ConvertError>().is_some_and(ConvertError::is_corrupt))
         || find(|e| e.downcast_ref::<SourceError>().is_some_and(SourceError::is_corrupt))
         || find(|e| e.downcast_ref::<TransferError>().is_some_and(TransferError::is_corrupt))
+        || find(|e| e.downcast_ref::<ReachError>().is_some_and(ReachError::is_corrupt))
         || find(|e| matches!(e.downcast_ref::<ManifestError>(), Some(ManifestError::Layer { .. })));
     let usage = find(|e| e.is::<RefNameError>());
-    ExitCode::from(match (usage, corrupt) {
+    match (usage, corrupt) {
         (true, _) => exit::USAGE,
         (_, true) => exit::CORRUPT,
         _ => exit::FAILED,
-    })
+    }
 }
 
 /// The error and its causes; one that its effect already tells is not told again.
@@ -252,9 +287,11 @@ mod tests {
         let mut parsed = 0;
         for page in pages.filter(|page| page.extension().is_some_and(|e| e == "md")) {
             let text = std::fs::read_to_string(&page).unwrap();
-            for line in text.lines().filter(|line| line.starts_with("dsec-convert ")) {
-                let words =
-                    line.split_whitespace().take_while(|word| !matches!(word.as_bytes()[0], b'#' | b'<' | b'>'));
+            // As in a shell, or in a list of a pipeline's scripts.
+            let lines = text.lines().map(|line| line.trim_start().trim_start_matches("- "));
+            for line in lines.filter(|line| line.starts_with("dsec-convert ")) {
+                let words = line.split_whitespace();
+                let words = words.take_while(|word| !matches!(word.as_bytes()[0], b'#' | b'<' | b'>' | b'|'));
                 if let Err(e) = Cli::try_parse_from(words) {
                     panic!("{}: `{line}`: {e}", page.display());
                 }

@@ -7,9 +7,11 @@
 //! A finished layer is remembered in the store under a key of all that decides its bytes, so that a later run, of this
 //! image or another one, takes it as it is.
 
+pub mod plan;
+
 use crate::entry::Warning;
 use crate::layer::{self, LayerError, Options, ReadLayer, Record};
-use crate::manifest::{self, CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Unresolved};
+use crate::manifest::{self, CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Unresolved, annotation};
 use crate::merge::{self, ImageRequest, MergeError, Under};
 use crate::progress::Progress;
 use crate::source::{self, LayerOrigin, Platform, SourceError, SourceImage, SourceLayer, SourceRef};
@@ -37,6 +39,17 @@ pub struct Request {
     pub jobs: usize,
     /// How to talk to registries.
     pub registry: fs3_client::registry::Options,
+}
+
+impl Request {
+    /// Stands for all that decides the image, its source excepted; `under` says which layers are merged. It may change with the program, which costs no more
+    /// than to look at every layer's record again.
+    #[must_use]
+    pub fn fingerprint(&self, under: Under) -> String {
+        // Options that only refuse something do not shape what is not refused.
+        let options = Options { max_inodes: 0, max_plain: 0, ..self.options.clone() };
+        Digest::of(format!("{FORMAT_VERSION} {under} {options:?}").as_bytes()).hex()[..32].to_owned()
+    }
 }
 
 /// A converted image that is in the store, but has no name yet.
@@ -93,6 +106,9 @@ pub enum ConvertError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// [`Progress::is_cancelled`] said so.
+    #[error("the conversion was cancelled")]
+    Cancelled,
 }
 
 impl ConvertError {
@@ -104,11 +120,13 @@ impl ConvertError {
             Self::Layer { error, .. } => error.is_corrupt(),
             Self::Merge(e) => e.is_corrupt(),
             Self::Store(e) => e.is_corrupt(),
+            Self::Cancelled => false,
         }
     }
 }
 
-/// Converts an image and publishes everything but its name, no layers merged.
+/// Converts an image and publishes everything but its name, no layers merged. Whoever gives it one, or relies on what is
+/// returned in another way, has to call this with a writer's store ([`Store::writing`]).
 ///
 /// # Errors
 /// The first failure; what was published before it stays for the next run.
@@ -128,7 +146,7 @@ pub fn convert_merged(
 ) -> Result<Converted, ConvertError> {
     let source = source::resolve(&request.source, &request.platform, &store.scratch(), &request.registry)?;
     let layers = Stack::new(&source, request, store, progress).run()?;
-    publish_image(source, layers, under, store, progress)
+    publish_image(request, source, layers, under, store, progress)
 }
 
 /// Converts without merging, and gives the image its name. A lease on the store is held meanwhile.
@@ -156,15 +174,18 @@ pub fn convert_merged_as(
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
     // From before anything is found in the store that the image will rely on, until its name says so.
-    let lease = store.lease("convert")?;
+    let store = &store.writing("convert")?;
     let converted = convert_merged(request, under, store, progress)?;
-    lease.check()?;
+    if progress.is_cancelled() {
+        return Err(ConvertError::Cancelled);
+    }
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, converted.manifest, converted.manifest_size, &[]);
     store.write_ref(name, &descriptor)?;
     Ok(converted)
 }
 
 fn publish_image(
+    request: &Request,
     source: SourceImage,
     layers: Vec<ConvertedLayer>,
     under: Under,
@@ -175,8 +196,9 @@ fn publish_image(
     let config = store.publish_bytes(&config)?;
     let mut annotations = BTreeMap::new();
     if let Some(digest) = source.manifest {
-        annotations.insert("dev.dsec.source.manifest".to_owned(), digest.to_string());
+        annotations.insert(annotation::SOURCE_MANIFEST.to_owned(), digest.to_string());
     }
+    annotations.insert(annotation::OPTIONS.to_owned(), request.fingerprint(under));
     let config = manifest::descriptor(CONFIG_MEDIA_TYPE, config.digest, config.size, &[]);
     let stack: Vec<manifest::Layer> = layers.iter().map(|layer| layer.record.to_layer()).collect();
     let request = ImageRequest { under, options: merge::Options::default() };
@@ -251,6 +273,9 @@ impl<'c> Stack<'c> {
             }
             self.work();
         });
+        if self.progress.is_cancelled() {
+            return Err(ConvertError::Cancelled);
+        }
         if let Some((index, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let (name, error) = (name_of(&self.layers[index]), Box::new(error));
             return Err(ConvertError::Layer { index, name, error });
@@ -270,7 +295,11 @@ impl<'c> Stack<'c> {
     fn work(&self) {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= self.layers.len() || self.failed.load(Ordering::Relaxed) {
+            if index >= self.layers.len() {
+                return;
+            }
+            let _turn = self.progress.turn();
+            if self.failed.load(Ordering::Relaxed) || self.progress.is_cancelled() {
                 return;
             }
             let outcome = self.begin(index).map_err(|e| (index, e)).and_then(|()| self.advance());

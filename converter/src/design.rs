@@ -264,6 +264,16 @@
 //!   is not there yet, so a crash between any two leaves a sound store, and what was finished is used by the next run.
 //!   Names appear by rename after the contents are on disk; unfinished files are in `tmp/`, locked by their writer, and
 //!   removed by the next conversion when the lock is free. `docs/store.md` has the rest.
+//! - **Leases and gc.** Every conversion has a writer's lease from before it looks for anything in the store until its
+//!   ref is written ([`fs3_client::gc`]). Records are not roots: a layer that no image names is removed after the grace,
+//!   and its record with it. What a manifest reaches is every digest in it, so that manifests of others keep what they
+//!   need without our knowing their rules; that keeps too much at times, and never too little.
+//! - **An image is current** (`--skip-existing`) when its manifest tells the same source manifest and the same options.
+//!   Options are told by a hash of their debugging form: it may change with a version, which costs a look at every
+//!   layer's record, and a new option cannot be forgotten in it. For a docker archive the config stands in for the
+//!   manifest, since it names all layers by diffID.
+//! - **Batches.** Exit code 3 if any image failed for damaged bytes, since that is what somebody has to look at; else
+//!   1. Images that are interrupted are `left`, not failed.
 //! - **No config** (`tar:`, `dir:`): a minimal one is made, for the host's platform, without a time. The diffID of a
 //!   directory, which has no tar, is the digest of its metadata image.
 //!

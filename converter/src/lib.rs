@@ -1,5 +1,6 @@
 //! OCI image layers to EROFS: a metadata image and a data blob for each layer.
 
+pub mod batch;
 pub mod blob;
 pub mod chunk_table;
 pub mod compress;
@@ -10,6 +11,7 @@ pub mod erofs;
 pub mod extent;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod gc;
 pub mod hash;
 pub mod layer;
 pub mod manifest;

@@ -25,7 +25,7 @@ pub const MANIFEST_MEDIA_TYPE: &str = "application/vnd.oci.image.manifest.v1+jso
 /// Media type of an image config.
 pub const CONFIG_MEDIA_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 
-/// Annotation keys on layer descriptors.
+/// Annotation keys on layer descriptors and, the last two, on the manifest itself.
 pub mod annotation {
     /// Index of the layer that the blob belongs to, 0 at the bottom.
     pub const LAYER: &str = "dev.dsec.layer";
@@ -49,6 +49,10 @@ pub mod annotation {
     pub const OVERLAY_XATTRS: &str = "dev.dsec.overlay-xattrs";
     /// JSON: what the layer leaves to those below it ([`super::Unresolved`]), absent when it leaves nothing.
     pub const UNRESOLVED: &str = "dev.dsec.unresolved";
+    /// Digest of the source image's manifest, where it had one.
+    pub const SOURCE_MANIFEST: &str = "dev.dsec.source.manifest";
+    /// Stands for the options of the conversion ([`crate::convert::Request::fingerprint`]).
+    pub const OPTIONS: &str = "dev.dsec.options";
 }
 
 /// What a layer that was converted without its lowers leaves open.

@@ -208,14 +208,7 @@ fn recall(store: &Store, key: &str, run: &Run) -> Result<Option<Record>, MergeEr
     let Some(bytes) = store.record(key)? else { return Ok(None) };
     match serde_json::from_slice::<Record>(&bytes) {
         Ok(mut record) if record.is_in(store) => {
-<<<<<<< HEAD
-            let blobs = std::iter::once(&record.metadata).chain(&record.data);
-            for blob in blobs.chain(record.chunk_tables.iter().map(|t| &t.blob)) {
-                store.renew(&blob.digest)?;
-            }
-=======
             record.renew(store)?;
->>>>>>> store
             // The same images may come from other sources.
             record.parts.clone_from(&run.origins);
             Ok(Some(record))

@@ -1,7 +1,20 @@
-//! What a conversion tells whoever watches. The library prints nothing itself.
+//! What a conversion tells whoever watches, and asks of them. The library prints nothing itself.
 
-/// Receives events; all methods may be called from several threads at once.
+use std::any::Any;
+
+/// Receives events, and may slow a conversion down or end it; all methods may be called from several threads at once.
 pub trait Progress: Sync {
+    /// Whether the conversion shall end without a result. It is asked often, and ends soon after the first `true`.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
+    /// Returns when work on a layer may begin; what is returned is dropped when it rests. So several conversions can
+    /// share the machine.
+    fn turn(&self) -> Box<dyn Any> {
+        Box::new(())
+    }
+
     /// Layer `index` (0 is the bottom one) begins; `bytes` is how many its source has, where known.
     fn layer_started(&self, index: usize, bytes: Option<u64>) {
         let _ = (index, bytes);

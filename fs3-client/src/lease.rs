@@ -3,13 +3,17 @@
 //! A writer holds a lease for its whole run; whoever removes blobs reads the leases first. A lease is a small object
 //! `leases/<id>` that says who holds it and for how long. It lasts from its last renewal, by the store's clock, and is
 //! renewed three times in that time; [`SKEW`] is allowed for clocks that differ. In a directory on a local disk its file
-//! is locked too, so that the lease of a process of this boot ends with the process.
+//! is locked too, so that the lease of a writer of this boot ends with its process. What a reader needs outlives it (a
+//! mount is the kernel's), so a reader's lease ends by time only.
 
+use oci_spec::image::Descriptor;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a lease lasts after its last renewal.
 pub const LASTS: Duration = Duration::from_secs(15 * 60);
+/// How long a reader's lease lasts after its last renewal: its mounts outlive its process, and perhaps a night.
+pub const READER_LASTS: Duration = Duration::from_secs(24 * 3600);
 /// How far the clocks of a store and of its readers may differ.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
 /// How long a lease lasts that cannot be read: a later version wrote it.
@@ -18,10 +22,25 @@ const UNREADABLE_LASTS: Duration = Duration::from_secs(24 * 3600);
 /// The directory of leases.
 pub(crate) const LEASES: &str = "leases";
 
+/// What a lease's holder does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseKind {
+    /// It writes, and may rely on any blob: nothing that it could have found is deleted before it ends.
+    #[default]
+    Writer,
+    /// It reads what the lease names, for as long as it likes; nobody waits for its end.
+    Reader,
+    /// It removes blobs: see [`crate::gc`].
+    Collector,
+}
+
 /// What the object of a lease says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Body {
     pub(crate) version: u32,
+    #[serde(default)]
+    pub(crate) kind: LeaseKind,
     pub(crate) purpose: String,
     pub(crate) host: String,
     pub(crate) machine: String,
@@ -31,6 +50,9 @@ pub(crate) struct Body {
     pub(crate) started: u64,
     /// Seconds.
     pub(crate) lasts: u64,
+    /// What a reader needs: manifests with all that they reach, or single blobs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) holds: Vec<Descriptor>,
 }
 
 impl Body {
@@ -39,6 +61,8 @@ impl Body {
         let writer = crate::host::Writer::here();
         Self {
             version: 1,
+            kind: LeaseKind::Writer,
+            holds: Vec::new(),
             purpose: purpose.to_owned(),
             host: crate::host::name(),
             machine: writer.machine,
@@ -59,8 +83,12 @@ impl Body {
 pub struct LeaseInfo {
     /// Its name below `leases/`.
     pub id: String,
+    /// What the holder does. One that cannot be read is taken as a writer's.
+    pub kind: LeaseKind,
     /// What it is held for: `convert`, `gc`; empty when it cannot be read.
     pub purpose: String,
+    /// What a reader needs.
+    pub holds: Vec<Descriptor>,
     /// The holder's machine, for people.
     pub host: String,
     /// The holder's machine and its boot, as names in `tmp/` have them.
@@ -84,6 +112,8 @@ impl LeaseInfo {
         match serde_json::from_slice::<Body>(bytes) {
             Ok(body) => Self {
                 id: id.to_owned(),
+                kind: body.kind,
+                holds: body.holds,
                 purpose: body.purpose,
                 host: body.host,
                 machine: body.machine,
@@ -98,6 +128,8 @@ impl LeaseInfo {
                 tracing::warn!("lease {id} cannot be read: {e}");
                 Self {
                     id: id.to_owned(),
+                    kind: LeaseKind::Writer,
+                    holds: Vec::new(),
                     purpose: String::new(),
                     host: String::new(),
                     machine: String::new(),

@@ -7,6 +7,7 @@
 
 pub mod blob_store;
 pub mod digest;
+pub mod gc;
 mod host;
 pub mod lease;
 pub mod location;
@@ -21,7 +22,7 @@ pub mod testing;
 pub use blob_store::metered::Meter;
 pub use blob_store::{BlobError, BlobStore, Body, Listed, Stat};
 pub use digest::{Digest, DigestError, Hasher};
-pub use lease::LeaseInfo;
+pub use lease::{LeaseInfo, LeaseKind};
 pub use location::{LocationError, StoreLocation};
 pub use refname::{RefName, RefNameError};
 pub use store::{Lease, Staged, Store, StoreOptions};

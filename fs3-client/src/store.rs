@@ -9,13 +9,14 @@ mod held;
 mod options;
 mod remote;
 mod staged;
+mod writing;
 
 pub use held::Lease;
 pub use options::StoreOptions;
 pub use staged::Staged;
 
 use crate::blob_store::{Listed, Stat};
-use crate::lease::LeaseInfo;
+use crate::lease::{LeaseInfo, LeaseKind};
 use crate::names::{Condition, ListedName, Named, PutOutcome};
 use crate::{Digest, Meter, Published, RefName, Rules, StoreDir, StoreError, StoreLocation, Swept};
 use oci_spec::image::Descriptor;
@@ -25,6 +26,7 @@ use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use writing::Writing;
 
 /// A store of immutable blobs, refs, and records of finished layers.
 ///
@@ -33,6 +35,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Store {
     place: Place,
+    /// Who writes, if that was said.
+    writing: Option<Arc<Writing>>,
 }
 
 #[derive(Debug, Clone)]
@@ -45,7 +49,7 @@ enum Place {
 
 impl From<StoreDir> for Store {
     fn from(dir: StoreDir) -> Self {
-        Self { place: Place::Dir(dir) }
+        Self { place: Place::Dir(dir), writing: None }
     }
 }
 
@@ -76,7 +80,7 @@ impl Store {
             StoreLocation::Fs3(path) => Remote::fs3(dir(path)?.with_rules(Rules::Fs3), options)?,
             StoreLocation::S3 { bucket, prefix } => Remote::s3(bucket, prefix, options, create)?,
         };
-        Ok(Self { place: Place::Remote(Arc::new(remote)) })
+        Ok(Self { place: Place::Remote(Arc::new(remote)), writing: None })
     }
 
     /// The directory at `path`, as [`StoreDir::create`]; of a 3FS it is the bare directory, without local copies.
@@ -118,7 +122,9 @@ impl Store {
     pub fn without_old_copies(&self) -> Self {
         match &self.place {
             Place::Dir(_) => self.clone(),
-            Place::Remote(remote) => Self { place: Place::Remote(Arc::new(remote.without_old_copies())) },
+            Place::Remote(remote) => {
+                Self { place: Place::Remote(Arc::new(remote.without_old_copies())), writing: self.writing.clone() }
+            }
         }
     }
 
@@ -144,6 +150,11 @@ impl Store {
     /// # Errors
     /// As [`Store::blob_size`].
     pub fn stat(&self, digest: &Digest) -> Result<Option<Stat>, StoreError> {
+        self.claim(&[*digest])?;
+        self.unclaimed_stat(digest)
+    }
+
+    pub(crate) fn unclaimed_stat(&self, digest: &Digest) -> Result<Option<Stat>, StoreError> {
         match &self.place {
             Place::Dir(dir) => dir.stat_blob(digest),
             Place::Remote(remote) => remote.stat(digest),
@@ -157,6 +168,7 @@ impl Store {
     /// [`StoreError::Missing`], [`StoreError::Corrupt`] when the length is another (or the digest, of a copy), or what
     /// the system or the backend says.
     pub fn open_blob(&self, digest: &Digest, size: u64) -> Result<File, StoreError> {
+        self.claim(&[*digest])?;
         match &self.place {
             Place::Dir(dir) => dir.open_blob(digest, size),
             Place::Remote(remote) => remote.open_blob(digest, size),
@@ -168,6 +180,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::Blob`] when the blob ends before, or what the system or the backend says.
     pub fn read_range(&self, digest: &Digest, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        self.claim(&[*digest])?;
         match &self.place {
             Place::Dir(dir) => dir.read_range(digest, range).map(Vec::from),
             Place::Remote(remote) => remote.read_range(digest, range).map(Vec::from),
@@ -180,6 +193,7 @@ impl Store {
     /// As [`Store::open_blob`]; [`StoreError::TooLarge`] above 64 MiB; [`StoreError::Corrupt`] when the digest is
     /// another.
     pub fn read_blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, StoreError> {
+        self.claim(&[*digest])?;
         match &self.place {
             Place::Dir(dir) => dir.read_blob(digest, size),
             Place::Remote(remote) => remote.read_blob(digest, size),
@@ -192,8 +206,11 @@ impl Store {
     /// What the system says.
     pub fn stage(&self, purpose: &str) -> Result<Staged, StoreError> {
         match &self.place {
-            Place::Dir(dir) => Ok(Staged::new(dir.stage(purpose)?, None)),
-            Place::Remote(remote) => Ok(Staged::new(remote.copies().dir().stage(purpose)?, Some(Arc::clone(remote)))),
+            Place::Dir(dir) => Staged::new(dir.stage(purpose)?, None, self.writing.as_ref()),
+            Place::Remote(remote) => {
+                let file = remote.copies().dir().stage(purpose)?;
+                Staged::new(file, Some(Arc::clone(remote)), self.writing.as_ref())
+            }
         }
     }
 
@@ -267,6 +284,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::BadKey`], or what the system or the backend says; the old record stays then.
     pub fn write_record(&self, key: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.check_lease()?;
         match self.local_dir() {
             Some(dir) => dir.write_record(key, bytes),
             None => self.put_object(&record_name(key)?, bytes, &Condition::Always).map(drop),
@@ -297,13 +315,16 @@ impl Store {
     /// Points `name` at `descriptor`, atomically and durably. Of several writers at once, one is last.
     ///
     /// # Errors
-    /// [`StoreError::Contended`], or what the system or the backend says; the ref is then as it was before, or the new
-    /// one.
+    /// [`StoreError::Contended`], [`StoreError::LeaseLost`] of a writer's store, or what the system or the backend says;
+    /// the ref is then as it was before, or the new one.
     pub fn write_ref(&self, name: &RefName, descriptor: &Descriptor) -> Result<(), StoreError> {
+        self.check_lease()?;
         match &self.place {
             Place::Dir(dir) => dir.write_ref(name, descriptor),
             Place::Remote(remote) => remote.write_ref(name, descriptor),
-        }
+        }?;
+        // Lost just now: the ref is there, but what it names may not be. Whoever gets this error writes it again.
+        self.check_lease()
     }
 
     /// What `name` points at.
@@ -390,7 +411,15 @@ impl Store {
     /// # Errors
     /// What the system or the backend says.
     pub fn lease(&self, purpose: &str) -> Result<Lease, StoreError> {
-        Lease::take(self, purpose)
+        Lease::of_kind(self, LeaseKind::Writer, purpose, Vec::new())
+    }
+
+    /// Ends a lease that another process has left ([`Lease::leave`]).
+    ///
+    /// # Errors
+    /// What the system or the backend says. A lease that is not there has ended.
+    pub fn end_lease(&self, id: &str) -> Result<(), StoreError> {
+        self.delete_object(&format!("{}/{id}", crate::lease::LEASES))
     }
 
     /// All leases that live, this process's too. Those that ended are removed.
@@ -399,8 +428,19 @@ impl Store {
     /// What the system or the backend says.
     pub fn leases(&self) -> Result<Vec<LeaseInfo>, StoreError> {
         match self.local_dir() {
-            Some(dir) => dir.leases(),
-            None => held::leases_of(self),
+            Some(dir) => dir.leases(true),
+            None => held::leases_of(self, true),
+        }
+    }
+
+    /// As [`Store::leases`], but nothing is removed.
+    ///
+    /// # Errors
+    /// What the system or the backend says.
+    pub fn leases_seen(&self) -> Result<Vec<LeaseInfo>, StoreError> {
+        match self.local_dir() {
+            Some(dir) => dir.leases(false),
+            None => held::leases_of(self, false),
         }
     }
 

@@ -1,15 +1,17 @@
 //! `dsec-convert convert`.
 
+use super::batch::{planned, tell_plan};
 use super::options::{self, ConversionArgs};
 use super::{merge, output, store_parser};
 use clap::Args as ClapArgs;
 use converter::compress::Algorithm;
-use converter::convert::{Converted, convert_merged_as};
+use converter::convert::plan::plan;
+use converter::convert::{Converted, Request, convert_merged_as};
 use converter::entry::Warning;
 use converter::layer::{BlobRef, Counts, TableRef};
 use converter::progress::{Progress, Silent};
 use converter::source::SourceRef;
-use fs3_client::{Digest, RefName, Store, StoreLocation, StoreOptions};
+use fs3_client::{Digest, RefName, Store, StoreError, StoreLocation, StoreOptions};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -45,6 +47,9 @@ pub(super) struct Args {
     jobs: Option<u16>,
     #[command(flatten)]
     conversion: ConversionArgs,
+    /// Only say what would be done; nothing is written
+    #[arg(long)]
+    dry_run: bool,
     /// Print one JSON document that says what was done
     #[arg(long)]
     json: bool,
@@ -56,9 +61,12 @@ pub(super) struct Args {
 /// Runs `convert`.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
+    let request = args.conversion.request(args.source.clone(), options::jobs(args.jobs));
+    if args.dry_run {
+        return dry_run(args, &request);
+    }
     let store = Store::create_at(&args.store, &StoreOptions::from_env(&args.store.to_string()))?;
     store.sweep()?;
-    let request = args.conversion.request(args.source.clone(), options::jobs(args.jobs));
     let converted = if args.json || args.quiet {
         convert_merged_as(&args.name, &request, args.conversion.merge_under, &store, &Silent)
     } else if io::stderr().is_terminal() {
@@ -81,6 +89,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     output::print(|out| report.print(out))
+}
+
+fn dry_run(args: &Args, request: &Request) -> anyhow::Result<()> {
+    let store = match Store::open_at(&args.store, &StoreOptions::from_env(&args.store.to_string())) {
+        Err(StoreError::NotAStore { .. }) => None,
+        opened => Some(opened?),
+    };
+    let plan = plan(request, store.as_ref(), &std::env::temp_dir())?;
+    output::print(|out| {
+        if args.json {
+            return output::json(out, &serde_json::json!({ "image": args.name.to_string(), "plan": plan }));
+        }
+        writeln!(out, "{} would be converted: {}", args.name, tell_plan(&planned(&plan)))
+    })
 }
 
 #[derive(Serialize)]

@@ -40,9 +40,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let store = open_store(&args.store)?;
-    // From before the images are looked for until what is made of them has its name.
-    let lease = store.lease("merge")?;
+    // A writer's from before the images are looked for until what is made of them has its name.
+    let store = open_store(&args.store)?.writing("merge")?;
     store.sweep()?;
     // From before anything is found that the image will rely on, until its name says so.
     let lease = store.lease("merge")?;
@@ -55,7 +54,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let merged = merge_images(&images, &request, &store, &Silent)?;
     lease.check()?;
     let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, merged.manifest, merged.manifest_size, &[]);
-    lease.check()?;
     store.write_ref(&args.name, &descriptor)?;
     let report = Report::new(&args.name, &images, &merged, began.elapsed())?;
     output::print(|out| if args.json { output::json(out, &report) } else { report.print(out) })

@@ -24,7 +24,7 @@ pub(super) struct RegistryArgs {
     ca_file: Vec<PathBuf>,
     /// Give a connection up after so many seconds of silence
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
+    connection_timeout: u64,
     /// Try so often in a row what may go better later (broken connections, 429, 5xx)
     #[arg(long, value_name = "N", default_value_t = Policy::default().attempts, value_parser = clap::value_parser!(u32).range(1..=100))]
     attempts: u32,
@@ -37,7 +37,7 @@ impl RegistryArgs {
             mirrors: self.mirror.clone(),
             plain_http: self.plain_http,
             ca_files: self.ca_file.clone(),
-            timeout: Duration::from_secs(self.timeout),
+            timeout: Duration::from_secs(self.connection_timeout),
             retry: Policy { attempts: self.attempts, ..Policy::default() },
             ..Options::default()
         }

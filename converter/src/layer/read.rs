@@ -13,7 +13,7 @@ use crate::tree::{InodeId, Tree};
 use crate::unpack::Compression;
 use fs3_client::{Digest, Hasher, Staged, Store};
 use std::collections::HashSet;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 
 /// A layer in parts: all of it but the metadata image.
 #[derive(Debug)]
@@ -71,7 +71,10 @@ pub fn read(
             (None, None)
         }
         LayerOrigin::Stdin | LayerOrigin::Range { .. } | LayerOrigin::Remote(_) => {
-            let read = |bytes| progress.layer_read(index, bytes);
+            let read = |bytes| {
+                progress.layer_read(index, bytes);
+                if progress.is_cancelled() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+            };
             let (source, compression) = stream::stream(layer, options, &mut sink, &mut out, &read, &mut warnings)?;
             (Some(source), Some(compression))
         }

@@ -36,7 +36,7 @@ pub(super) fn stream(
     options: &Options,
     sink: &mut Sink,
     out: &mut BlobOut<'_>,
-    read: &(dyn Fn(u64) + Sync),
+    read: &(dyn Fn(u64) -> io::Result<()> + Sync),
     warnings: &mut Vec<Warning>,
 ) -> Result<((Digest, u64), Compression), LayerError> {
     let reader = open(&layer.origin)?;
@@ -204,18 +204,18 @@ pub(crate) fn open(origin: &LayerOrigin) -> Result<Box<dyn Read + Send>, LayerEr
     })
 }
 
-/// Keeps a copy of what is read through it, and reports how much.
+/// Keeps a copy of what is read through it, and reports how much, to who may have had enough.
 struct Tee<'r, R> {
     inner: R,
     pieces: Rc<RefCell<Pieces>>,
-    read: &'r (dyn Fn(u64) + Sync),
+    read: &'r (dyn Fn(u64) -> io::Result<()> + Sync),
 }
 
 impl<R: Read> Read for Tee<'_, R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buf)?;
         self.pieces.borrow_mut().note(&buf[..n]).map_err(io::Error::other)?;
-        (self.read)(n as u64);
+        (self.read)(n as u64)?;
         Ok(n)
     }
 }
@@ -237,7 +237,7 @@ mod tests {
             scope.spawn(move || {
                 let pieces = Pieces { stored: Vec::new(), full: full_in, free, made: 0, cancelled: false };
                 let pieces = Rc::new(RefCell::new(pieces));
-                let reader = Tee { inner: stream, pieces: Rc::clone(&pieces), read: &|_| () };
+                let reader = Tee { inner: stream, pieces: Rc::clone(&pieces), read: &|_| Ok(()) };
                 let mut unpacker = Unpacker::new(reader, Limits::default()).unwrap();
                 assert_eq!(unpacker.compression(), Compression::Zstd);
                 inflate_all(&pieces, &mut unpacker, u64::MAX).unwrap();

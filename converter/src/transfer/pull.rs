@@ -33,7 +33,7 @@ pub fn pull(
     on_event: &OnEvent,
 ) -> Result<Pulled, TransferError> {
     // From before anything is found in the store that the image will rely on, until its name says so.
-    let lease = store.lease("pull")?;
+    let store = &store.writing("pull")?;
     on_event(Event::Total(artifact.blobs.iter().map(|(_, size, _)| size).sum()));
     let mut moved = each(&artifact.blobs, jobs, |(digest, size, origin)| {
         if store.blob_size(digest)? == Some(*size) {
@@ -48,7 +48,6 @@ pub fn pull(
     moved.add(manifest.size, manifest.existed);
     let manifest =
         crate::manifest::descriptor(crate::manifest::MANIFEST_MEDIA_TYPE, manifest.digest, manifest.size, &[]);
-    lease.check()?;
     store.write_ref(name, &manifest)?;
     Ok(Pulled { manifest, moved })
 }

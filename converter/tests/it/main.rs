@@ -1,5 +1,6 @@
 //! Tests of the converter against real tools, one binary for all.
 
+mod batch;
 mod cases_links;
 mod cases_manifests;
 mod cases_merge;
@@ -12,6 +13,7 @@ mod compressed;
 mod concurrent;
 mod crash;
 mod determinism;
+mod gc;
 mod guest;
 mod hostile;
 mod inspect;

@@ -167,7 +167,7 @@ fn faults_are_survived() {
     let stall = |request: &Request| (request.nth_of_target == 0).then_some(Fault::Stall(Duration::from_secs(4)));
     let proxy = FaultyProxy::start(registry.address(), stall);
     let name = format!("docker://{}/app:1", proxy.address());
-    assert_eq!(run(convert(&place, &name, "stall").args(["--timeout", "1"]))["manifest"], expected);
+    assert_eq!(run(convert(&place, &name, "stall").args(["--connection-timeout", "1"]))["manifest"], expected);
     let mixed = vec![
         Fault::Reset,
         Fault::Status { status: 502, retry_after: None },

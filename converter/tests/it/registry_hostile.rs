@@ -13,7 +13,7 @@ fn convert(place: &Place, server: &Server) -> Command {
     let (home, store) = (place.path("home"), place.path("s"));
     let name = format!("docker://{}/team/app:1", server.address);
     let args =
-        ["convert", &name, "--store", store.to_str().unwrap(), "--name", "a:b", "--attempts", "1", "--timeout", "5"];
+        ["convert", &name, "--store", store.to_str().unwrap(), "--name", "a:b", "--attempts", "1", "--connection-timeout", "5"];
     dsec(&home, &args)
 }
 

@@ -211,7 +211,7 @@ fn faults_on_the_way_there() {
     for (at, script) in all.into_iter().enumerate() {
         let proxy = FaultyProxy::start(registry.address(), script);
         let target = format!("docker://{}/fault-{at}:1", proxy.address());
-        run(push(&place, &target).args(["--attempts", "12", "--timeout", "2"]));
+        run(push(&place, &target).args(["--attempts", "12", "--connection-timeout", "2"]));
         assert!(proxy.log().iter().any(|handled| handled.fault.is_some()), "{at}");
         run(&mut pull(&place, &format!("docker://{}", registry.name(&format!("fault-{at}:1"))), &format!("s{at}")));
         whole(&place, &format!("s{at}"), &manifest);

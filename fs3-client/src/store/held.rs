@@ -3,9 +3,10 @@
 use super::{Place, Store};
 use crate::StoreError;
 use crate::host;
-use crate::lease::{Body, LASTS, LEASES, LeaseInfo};
+use crate::lease::{Body, LASTS, LEASES, LeaseInfo, LeaseKind, READER_LASTS};
 use crate::names::{Condition, PutOutcome, Version};
 use crate::store_dir::HeldFile;
+use oci_spec::image::Descriptor;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub struct Lease {
     shared: Arc<Shared>,
     heart: Option<JoinHandle<()>>,
+    id: String,
 }
 
 #[derive(Debug)]
@@ -35,6 +37,8 @@ struct State {
     renewed: (Instant, SystemTime),
     lost: Option<String>,
     ended: bool,
+    /// It stays in the store.
+    left: bool,
 }
 
 /// What stands for the lease in the store.
@@ -45,12 +49,19 @@ enum Hold {
 }
 
 impl Lease {
-    pub(super) fn take(store: &Store, purpose: &str) -> Result<Self, StoreError> {
-        let lasts = match &store.place {
-            Place::Dir(_) => LASTS,
-            Place::Remote(remote) => remote.lease_lasts,
+    /// Takes a lease; `holds` is what a reader needs.
+    pub(crate) fn of_kind(
+        store: &Store,
+        kind: LeaseKind,
+        purpose: &str,
+        holds: Vec<Descriptor>,
+    ) -> Result<Self, StoreError> {
+        let lasts = match (kind, &store.place) {
+            (LeaseKind::Reader, _) => READER_LASTS,
+            (_, Place::Dir(_)) => LASTS,
+            (_, Place::Remote(remote)) => remote.lease_lasts,
         };
-        let body = Body::new(purpose, lasts);
+        let body = Body { kind, holds, ..Body::new(purpose, lasts) };
         let renewed = (Instant::now(), SystemTime::now());
         let hold = match store.local_dir() {
             Some(dir) => Hold::File(dir.hold_lease(&body)?),
@@ -62,13 +73,31 @@ impl Lease {
                 }
             }
         };
-        let state = State { hold, renewed, lost: None, ended: false };
-        let shared =
-            Arc::new(Shared { store: store.clone(), state: Mutex::new(state), changed: Condvar::new(), lasts });
+        let id = match &hold {
+            Hold::File(file) => file.name(),
+            Hold::Object { name, .. } => name.trim_start_matches(LEASES).trim_start_matches('/').to_owned(),
+        };
+        let state = State { hold, renewed, lost: None, ended: false, left: false };
+        // Without the writer, whose lease this may be.
+        let store = Store { writing: None, ..store.clone() };
+        let shared = Arc::new(Shared { store, state: Mutex::new(state), changed: Condvar::new(), lasts });
         let beating = Arc::clone(&shared);
         let heart = thread::Builder::new().name("lease".to_owned()).spawn(move || beating.beat());
-        let heart = heart.map_err(|e| StoreError::io("start a thread for", store.scratch().as_path(), e))?;
-        Ok(Self { shared, heart: Some(heart) })
+        let heart = heart.map_err(|e| StoreError::io("start a thread for", shared.store.scratch().as_path(), e))?;
+        Ok(Self { shared, heart: Some(heart), id })
+    }
+
+    /// Its name below `leases/`.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Lets the lease last without this process, until its time is over: for what a later process goes on with, which
+    /// takes a lease of its own and then ends this one by its [`Lease::id`] ([`Store::end_lease`]). A writer's lease
+    /// ends with its process all the same.
+    pub fn leave(self) {
+        self.shared.state().left = true;
     }
 
     /// Whether the lease has been held without a gap until now.
@@ -92,8 +121,15 @@ impl Drop for Lease {
         if let Some(heart) = self.heart.take() {
             let _ = heart.join();
         }
+        let mut state = self.shared.state();
+        if state.left {
+            if let Hold::File(file) = &mut state.hold {
+                file.leave();
+            }
+            return;
+        }
         // A file is removed with its handle.
-        if let Hold::Object { name, .. } = &self.shared.state().hold
+        if let Hold::Object { name, .. } = &state.hold
             && let Err(e) = self.shared.store.delete_object(name)
         {
             tracing::warn!("cannot end the lease {name}: {e}");
@@ -180,12 +216,12 @@ enum Renewal {
     Gone,
 }
 
-fn lost(store: &Store, why: &str) -> StoreError {
+pub(super) fn lost(store: &Store, why: &str) -> StoreError {
     StoreError::LeaseLost { store: store.location().to_string(), why: why.to_owned() }
 }
 
-/// The leases of a store that is no directory, by their times alone.
-pub(super) fn leases_of(store: &Store) -> Result<Vec<LeaseInfo>, StoreError> {
+/// The leases of a store that is no directory, by their times alone; those that ended are removed if `tidy`.
+pub(super) fn leases_of(store: &Store, tidy: bool) -> Result<Vec<LeaseInfo>, StoreError> {
     let mut living = Vec::new();
     for listed in store.list_objects(LEASES)? {
         let Some(named) = store.object(&listed.name)? else { continue };
@@ -193,7 +229,7 @@ pub(super) fn leases_of(store: &Store) -> Result<Vec<LeaseInfo>, StoreError> {
         let lease = LeaseInfo::new(id, &named.bytes, listed.modified);
         if lease.lasts(SystemTime::now()) {
             living.push(lease);
-        } else {
+        } else if tidy {
             store.delete_object(&listed.name)?;
         }
     }

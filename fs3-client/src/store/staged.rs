@@ -1,11 +1,12 @@
 //! Files on their way into a store.
 
 use super::remote::Remote;
+use super::writing::Writing;
 use crate::store_dir;
 use crate::{Digest, Published, StoreError};
 use std::fs::File;
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A new local file that is in the store under no name yet. It derefs to the [`File`], open for reading and writing.
@@ -16,11 +17,35 @@ pub struct Staged {
     file: store_dir::Staged,
     /// Where it goes; `None` when it is in the store's own directory already.
     remote: Option<Arc<Remote>>,
+    /// Whose it is.
+    owner: Option<Owner>,
+}
+
+/// Tells the writer when the file has ended.
+#[derive(Debug)]
+struct Owner {
+    writing: Arc<Writing>,
+    path: PathBuf,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.writing.end(&self.path);
+    }
 }
 
 impl Staged {
-    pub(super) fn new(file: store_dir::Staged, remote: Option<Arc<Remote>>) -> Self {
-        Self { file, remote }
+    pub(super) fn new(
+        file: store_dir::Staged,
+        remote: Option<Arc<Remote>>,
+        writing: Option<&Arc<Writing>>,
+    ) -> Result<Self, StoreError> {
+        let mut staged = Self { file, remote, owner: None };
+        if let Some(writing) = writing {
+            writing.begin(staged.path())?;
+            staged.owner = Some(Owner { writing: Arc::clone(writing), path: staged.path().to_owned() });
+        }
+        Ok(staged)
     }
 
     /// Where the file is now.
@@ -47,6 +72,9 @@ impl Staged {
     /// [`StoreError::ShortStage`] when the file is not `size` bytes long, else what the system or the backend says.
     /// Readers then see no blob, or the whole.
     pub fn publish(self, digest: &Digest, size: u64) -> Result<Published, StoreError> {
+        if let Some(owner) = &self.owner {
+            owner.writing.publishing(digest)?;
+        }
         match self.remote {
             None => self.file.publish(digest, size),
             Some(remote) => remote.publish(self.file, digest, size),

@@ -75,6 +75,14 @@ pub enum StoreError {
         /// The limit in bytes.
         limit: u64,
     },
+    /// What a gc has left cannot be understood, or does not end.
+    #[error("{name} in the store: {what}")]
+    Collector {
+        /// The object.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// The disk or the quota is full.
     #[error("no space left to {op} {}", path.display())]
     NoSpace {

@@ -1,10 +1,10 @@
 //! Leases in a directory: a file each, locked by its holder for as long as that lives.
 
 use super::staged::no_locks_here;
-use super::sweep::remove_unlocked;
+use super::sweep::{is_unlocked, remove_unlocked};
 use super::{Rules, StoreDir, StoreError, read_small};
 use crate::host;
-use crate::lease::{Body, LEASES, LeaseInfo};
+use crate::lease::{Body, LEASES, LeaseInfo, LeaseKind};
 use crate::names::OBJECT_MAX;
 use std::fs::{self, File};
 use std::io;
@@ -18,6 +18,7 @@ pub(crate) struct HeldFile {
     /// Has the lock.
     file: File,
     path: PathBuf,
+    left: bool,
 }
 
 impl StoreDir {
@@ -25,14 +26,14 @@ impl StoreDir {
     pub(crate) fn hold_lease(&self, body: &Body) -> Result<HeldFile, StoreError> {
         let path = self.root().join(LEASES).join(host::new_name("lease"));
         let file = self.write_small_held(&path, &body.to_json())?;
-        Ok(HeldFile { file, path })
+        Ok(HeldFile { file, path, left: false })
     }
 
-    /// All leases that live; the files of those that ended are removed.
+    /// All leases that live; the files of those that ended are removed if `tidy`.
     ///
     /// # Errors
     /// What the system says.
-    pub fn leases(&self) -> Result<Vec<LeaseInfo>, StoreError> {
+    pub fn leases(&self, tidy: bool) -> Result<Vec<LeaseInfo>, StoreError> {
         let mut living = Vec::new();
         for listed in self.list_objects(LEASES)? {
             let path = self.root().join(&listed.name);
@@ -40,8 +41,9 @@ impl StoreDir {
             let id = listed.name.rsplit('/').next().unwrap_or_default();
             let lease = LeaseInfo::new(id, &bytes, listed.modified);
             // The lock knows better than any clock, where it can be asked.
-            if lease.boot == host::boot() && self.rules() == Rules::Posix && self.locks() {
-                match remove_unlocked(&path) {
+            let of_writer = lease.kind != LeaseKind::Reader;
+            if of_writer && lease.boot == host::boot() && self.rules() == Rules::Posix && self.locks() {
+                match if tidy { remove_unlocked(&path) } else { is_unlocked(&path) } {
                     Ok(true) => {}
                     Ok(false) => living.push(lease),
                     Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -49,7 +51,7 @@ impl StoreDir {
                 }
             } else if lease.lasts(SystemTime::now()) {
                 living.push(lease);
-            } else {
+            } else if tidy {
                 self.delete_object(&listed.name)?;
             }
         }
@@ -64,6 +66,16 @@ impl StoreDir {
 }
 
 impl HeldFile {
+    /// The lease's name.
+    pub(crate) fn name(&self) -> String {
+        self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    }
+
+    /// Dropping it does not end the lease any more.
+    pub(crate) fn leave(&mut self) {
+        self.left = true;
+    }
+
     /// Makes the lease last from now on. `NotFound` when somebody ended it.
     pub(crate) fn renew(&self) -> io::Result<()> {
         if self.file.metadata()?.nlink() == 0 || !self.path.exists() {
@@ -75,6 +87,9 @@ impl HeldFile {
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
+        if self.left {
+            return;
+        }
         match fs::remove_file(&self.path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!("cannot remove the lease {}: {e}", self.path.display());

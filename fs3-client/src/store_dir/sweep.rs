@@ -90,7 +90,7 @@ impl StoreDir {
             booted: host::booted(),
             now: SystemTime::now(),
             rules: self.rules(),
-            leased: self.leases()?.into_iter().map(|lease| (lease.boot, lease.pid)).collect(),
+            leased: self.leases(true)?.into_iter().map(|lease| (lease.boot, lease.pid)).collect(),
         };
         for entry in entries {
             let entry = entry.map_err(|e| StoreError::io("list", &tmp, e))?;
@@ -125,15 +125,27 @@ impl StoreDir {
 
 /// Removes the file unless its writer lives; tells whether it did.
 pub(super) fn remove_unlocked(path: &Path) -> io::Result<bool> {
+    // The lock is held until the file is gone.
     let file = File::open(path)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(false),
-        Err(TryLockError::Error(e)) if no_locks_here(&e) => return Ok(false),
-        Err(TryLockError::Error(e)) => return Err(e),
+    if !can_lock(&file)? {
+        return Ok(false);
     }
     fs::remove_file(path)?;
     Ok(true)
+}
+
+/// Whether the file's writer is dead.
+pub(super) fn is_unlocked(path: &Path) -> io::Result<bool> {
+    can_lock(&File::open(path)?)
+}
+
+fn can_lock(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(e)) if no_locks_here(&e) => Ok(false),
+        Err(TryLockError::Error(e)) => Err(e),
+    }
 }
 
 #[cfg(test)]

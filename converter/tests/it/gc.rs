@@ -1,0 +1,265 @@
+//! Removing what no ref reaches: nothing else, whatever happens meanwhile.
+
+use crate::program::{convert, layer, report, run, said, signal};
+use crate::support::{Hashed, Place, list};
+use converter::convert::plan::existing;
+use converter::gc::Reach;
+use converter::manifest::{CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, descriptor};
+use fixtures::content::splitmix64;
+use fixtures::oci::Compression;
+use fixtures::{mounts, require};
+use fs3_client::gc::Marks as _;
+use fs3_client::{RefName, Store};
+use rustix::process::Signal;
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn gc(store: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dsec-convert"));
+    command.arg("gc").arg(store).arg("--json").args(args);
+    for option in ["--grace", "--wait"].into_iter().filter(|option| !args.contains(option)) {
+        command.args([option, "0s"]);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn root(store: &Store) -> &Path {
+    store.local_dir().unwrap().root()
+}
+
+fn remove(store: &Store, name: &str) {
+    store.remove_ref(&name.parse::<RefName>().unwrap()).unwrap();
+}
+
+/// Exactly what the refs reach is there.
+fn assert_exact(store: &Store) {
+    let needed = Reach::new(store).reachable(&[]).unwrap();
+    let found: HashSet<_> = store.list_blobs().unwrap().into_iter().map(|blob| blob.digest).collect();
+    assert_eq!(found.difference(&needed).count(), 0, "some are not needed");
+    Hashed::all(store);
+}
+
+/// Two images that share a layer.
+fn two(place: &Place) -> [String; 2] {
+    let shared = layer(1, 30, Compression::Gzip);
+    [2, 3].map(|seed| {
+        let image = [shared.clone(), layer(seed, 30, Compression::None)];
+        let image = image.iter().fold(fixtures::oci::Image::new(), |image, layer| image.layer(layer.clone()));
+        let dir = place.path(format!("oci{seed}"));
+        fixtures::oci::Layout::new().image("t", image).write(&dir).unwrap();
+        format!("oci:{}:t", dir.display())
+    })
+}
+
+#[test]
+fn what_an_image_alone_needed_goes_with_it() {
+    let place = Place::new();
+    let store = root(&place.store);
+    let [one, other] = two(&place);
+    let first = run(&mut convert(&one, store, "a:1"));
+    run(&mut convert(&other, store, "b:1"));
+    let all = list(&store.join("blobs/sha256")).len();
+    assert_eq!(run(&mut gc(store, &[]))["removed"], serde_json::json!([]));
+    remove(&place.store, "b:1");
+    let dry = run(&mut gc(store, &["--dry-run"]));
+    assert_eq!(list(&store.join("blobs/sha256")).len(), all);
+    assert_eq!((list(&store.join("converted")).len(), &dry["records_removed"]), (3, &1.into()));
+    let kept = run(&mut gc(store, &["--grace", "1h"]));
+    assert_eq!(
+        (kept["removed"].as_array().unwrap().len(), &kept["young"]),
+        (0, &dry["removed"].as_array().unwrap().len().into())
+    );
+    let done = run(&mut gc(store, &[]));
+    assert_eq!((&done["removed"], &done["records_removed"]), (&dry["removed"], &1.into()));
+    // Metadata, data and table of the layer, the config and the manifest.
+    assert_eq!((done["removed"].as_array().unwrap().len(), list(&store.join("blobs/sha256")).len()), (5, all - 5));
+    assert_exact(&place.store);
+    for dir in ["gc", "leases", "tmp"] {
+        let left = if store.join(dir).exists() { list(&store.join(dir)) } else { Vec::new() };
+        assert!(left.is_empty() || left == ["rescued"], "{dir}: {left:?}");
+    }
+    // It comes back as it was, and the shared layer was there all the time.
+    let again = run(&mut convert(&other, store, "b:1"));
+    assert_eq!(again["totals"]["layers_reused"], 1);
+    assert_eq!(run(&mut convert(&one, store, "a:1"))["manifest"], first["manifest"]);
+}
+
+#[test]
+fn what_cannot_be_read_stops_it_by_its_name() {
+    let place = Place::new();
+    let store = root(&place.store);
+    let [one, other] = two(&place);
+    run(&mut convert(&one, store, "a:1"));
+    let manifest = run(&mut convert(&other, store, "b:1"))["manifest"].as_str().unwrap().to_owned();
+    remove(&place.store, "a:1");
+    let all = list(&store.join("blobs/sha256"));
+    let fails = |expected: &str| {
+        for args in [&[][..], &["--dry-run"]] {
+            let output = gc(store, args).output().unwrap();
+            assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+            assert!(said(&output).contains(expected), "{}", said(&output));
+        }
+    };
+    let good = fs::read(store.join("refs/b/1")).unwrap();
+    fs::write(store.join("refs/b/1"), "{\"digest\"").unwrap();
+    fails("refs/b/1");
+    fs::write(store.join("refs/b/1"), &good).unwrap();
+    let blob = store.join("blobs/sha256").join(manifest.trim_start_matches("sha256:"));
+    let bytes = fs::read(&blob).unwrap();
+    fs::remove_file(&blob).unwrap();
+    fails("b:1");
+    fs::write(&blob, vec![b'x'; bytes.len()]).unwrap();
+    fails("b:1");
+    fs::remove_file(&blob).unwrap();
+    fs::write(&blob, &bytes).unwrap();
+    assert_eq!(list(&store.join("blobs/sha256")), all);
+    assert_eq!(run(&mut gc(store, &[]))["removed"].as_array().unwrap().len(), 5);
+    assert_exact(&place.store);
+}
+
+#[test]
+fn manifests_of_others_keep_what_they_name() {
+    let place = Place::new();
+    let put = |bytes: &[u8]| {
+        let published = place.store.publish_bytes(bytes).unwrap();
+        (published.digest, published.size)
+    };
+    let (layer, config, alone, lost) = (put(b"a layer"), put(b"{}"), put(b"alone"), put(b"lost"));
+    let inner = format!(
+        r#"{{"schemaVersion":2,"config":{{"mediaType":"{CONFIG_MEDIA_TYPE}","digest":"{}","size":2}},"layers":[{{"mediaType":"x/y","digest":"{}","size":7}}]}}"#,
+        config.0, layer.0
+    );
+    let inner = put(inner.as_bytes());
+    // An index with one manifest that is there, and one for another platform that is not.
+    let index = format!(
+        r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{MANIFEST_MEDIA_TYPE}","digest":"{}","size":{}}},{{"mediaType":"{MANIFEST_MEDIA_TYPE}","digest":"sha256:{}","size":9}}]}}"#,
+        inner.0,
+        inner.1,
+        "0".repeat(64)
+    );
+    let index = put(index.as_bytes());
+    let name = |name: &str, media_type: &str, (digest, size): (fs3_client::Digest, u64)| {
+        place.store.write_ref(&name.parse().unwrap(), &descriptor(media_type, digest, size, &[])).unwrap();
+    };
+    name("index:1", "application/vnd.oci.image.index.v1+json", index);
+    name("alone:1", "application/octet-stream", alone);
+    let done = run(&mut gc(root(&place.store), &[]));
+    assert_eq!(done["removed"], serde_json::json!([{ "digest": lost.0.to_string(), "size": 4 }]));
+    assert_eq!(place.store.list_blobs().unwrap().len(), 5);
+}
+
+/// How long the processes run; DSEC_GC_SECONDS says otherwise.
+fn seconds() -> u64 {
+    std::env::var("DSEC_GC_SECONDS").map_or(15, |text| text.parse().expect("DSEC_GC_SECONDS is a number"))
+}
+
+/// Converters in a loop beside collectors in a loop, both killed at any instant, while refs are moved and removed.
+#[test]
+fn converters_and_collectors_that_are_killed() {
+    let place = Place::new();
+    let store = root(&place.store).to_owned();
+    let sources: Vec<String> = (0..3)
+        .map(|n| {
+            let image = [layer(1, 20, Compression::Gzip), layer(n + 2, 20, Compression::Gzip)];
+            let image = image.iter().fold(fixtures::oci::Image::new(), |image, layer| image.layer(layer.clone()));
+            let dir = place.path(format!("oci{n}"));
+            fixtures::oci::Layout::new().image("t", image).write(&dir).unwrap();
+            format!("oci:{}:t", dir.display())
+        })
+        .collect();
+    let began = Instant::now();
+    let mut hashed = Hashed::default();
+    let (mut round, mut killed, mut finished, mut collected, mut removed) = (0u64, 0, 0, 0, 0u64);
+    while began.elapsed() < Duration::from_secs(seconds()) {
+        round += 1;
+        let luck = |n: u64| splitmix64(round * 10 + n);
+        let source = |n: u64| &sources[usize::try_from(luck(n) % 3).unwrap()];
+        let name = |n: u64| format!("image:{}", luck(n) % 2);
+        let mut children: Vec<(bool, Child)> =
+            (0..2).map(|n| (false, convert(source(n), &store, &name(n + 2)).spawn().unwrap())).collect();
+        children.push((true, gc(&store, &["--wait", "1s"]).spawn().unwrap()));
+        if luck(4) % 2 == 0 {
+            let _ = place.store.remove_ref(&name(5).parse().unwrap());
+        }
+        for (n, (_, child)) in (6..).zip(&children) {
+            if luck(n) % 3 == 0 {
+                std::thread::sleep(Duration::from_millis(luck(9) % 150));
+                signal(child, Signal::KILL);
+                killed += 1;
+            }
+        }
+        for (is_gc, child) in children {
+            let output = child.wait_with_output().unwrap();
+            match (is_gc, output.status.code()) {
+                (_, None) => {}
+                (true, Some(0)) => {
+                    collected += 1;
+                    removed += report(&output)["removed"].as_array().unwrap().len() as u64;
+                }
+                (false, Some(0)) => finished += 1,
+                _ => panic!("{is_gc}: {}", said(&output)),
+            }
+        }
+        // All that is named is whole.
+        hashed.assert_sound(&place.store);
+    }
+    assert!(killed > 3 && finished > 3 && collected > 3 && removed > 0, "{killed} {finished} {collected} {removed}");
+    // When all is quiet, nothing is left over.
+    for name in ["image:0", "image:1"] {
+        run(&mut convert(&sources[0], &store, name));
+    }
+    while !run(&mut gc(&store, &[]))["removed"].as_array().unwrap().is_empty() {}
+    assert_exact(&place.store);
+    assert_eq!(list(&place.store.scratch()), [""; 0]);
+    assert_eq!(place.store.list_objects("gc").unwrap(), []);
+}
+
+/// A full disk is where a collector is needed most.
+#[test]
+fn privileged_on_a_full_disk() {
+    if !require::root() {
+        return;
+    }
+    mounts::in_private_namespace(|| {
+        let place = Place::new();
+        let [one, other] = two(&place);
+        let disk = mounts::tmpfs(32 << 20).unwrap();
+        let store = disk.path().join("store");
+        run(&mut convert(&one, &store, "a:1"));
+        run(&mut convert(&other, &store, "b:1"));
+        let opened = Store::open(&store).unwrap();
+        remove(&opened, "b:1");
+        // Every last block.
+        let filler = disk.path().join("filler");
+        let mut size = 64u64 << 20;
+        while size >= 4096 {
+            let command = format!("head -c {size} /dev/zero >>{} 2>/dev/null", filler.display());
+            if !Command::new("sh").arg("-c").arg(command).status().unwrap().success() {
+                size /= 2;
+                continue;
+            }
+        }
+        let output = gc(&store, &[]).output().unwrap();
+        if !output.status.success() {
+            // Not even its lease had room. That is said, and one block is enough.
+            assert!(output.status.code() == Some(1) && said(&output).contains("No space left"), "{}", said(&output));
+            let len = fs::metadata(&filler).unwrap().len();
+            fs::OpenOptions::new().write(true).open(&filler).unwrap().set_len(len - 8 * 4096).unwrap();
+            run(&mut gc(&store, &[]));
+        }
+        assert_exact(&opened);
+        assert_eq!(opened.list_refs().unwrap().len(), 1);
+        let request = converter::convert::Request {
+            source: one.parse().unwrap(),
+            platform: converter::source::Platform::host(),
+            options: converter::layer::Options::default(),
+            jobs: 1,
+        };
+        let found = existing(&"a:1".parse().unwrap(), &request, &opened, &std::env::temp_dir()).unwrap();
+        assert!(found.is_some());
+    });
+}
