@@ -82,7 +82,7 @@ impl BlobStore for LocalBlobs {
         let (out, items) = mpsc::channel(LISTED);
         let dir = self.dir.clone();
         spawn_blocking(move || {
-            let gone = || StoreError::Blob(BlobError::Unsupported { place: String::new(), op: "list to nobody" });
+            let gone = || StoreError::from(BlobError::Unsupported { place: String::new(), op: "list to nobody" });
             let mut each = |listed| out.blocking_send(Ok(listed)).map_err(|_| gone());
             if let Err(error) = dir.each_blob(&mut each) {
                 // Nobody hears it when nobody listens any more.

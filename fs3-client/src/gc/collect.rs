@@ -81,7 +81,7 @@ impl Collected {
 pub enum GcError {
     /// Only one may be at work.
     #[error("another gc is at work in this store{}", by(.0))]
-    Busy(Option<LeaseInfo>),
+    Busy(Option<Box<LeaseInfo>>),
     /// This one stood still for so long that another may have taken its place.
     #[error("the lease of this gc ended, since it stood still for too long; another run goes on where it was")]
     LeaseLost,
@@ -93,7 +93,7 @@ pub enum GcError {
     Store(#[from] StoreError),
 }
 
-fn by(lease: &Option<LeaseInfo>) -> String {
+fn by(lease: &Option<Box<LeaseInfo>>) -> String {
     lease.as_ref().map_or_else(String::new, |lease| format!(": process {} on {}", lease.pid, lease.host))
 }
 
@@ -143,7 +143,7 @@ pub(super) fn collect_ground(
     let own = ground.take_lease(LeaseKind::Collector, "gc")?;
     if other_collector(ground, Some(&*own))? {
         let other = |lease: &LeaseInfo| lease.kind == LeaseKind::Collector && lease.id != own.id();
-        return Err(GcError::Busy(ground.leases()?.into_iter().find(other)));
+        return Err(GcError::Busy(ground.leases()?.into_iter().find(other).map(Box::new)));
     }
     let waited = Duration::ZERO;
     let mut collector = Collector { ground, options, own: &*own, collected: Collected::default(), waited, each };

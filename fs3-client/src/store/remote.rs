@@ -176,7 +176,7 @@ impl Remote {
             BlobError::Corrupt { how, .. } => {
                 StoreError::Corrupt { digest: *digest, path: self.address(digest), what: how }
             }
-            error => StoreError::Blob(error),
+            error => error.into(),
         }
     }
 

@@ -62,7 +62,7 @@ impl StoreDir {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(StoreError::Missing { digest: *digest, path }),
             Err(e) => return Err(StoreError::io("open", &path, e)),
         };
-        let short = |size| StoreError::Blob(ends_early(&self.to_string(), digest, &range, size));
+        let short = |size| StoreError::from(ends_early(&self.to_string(), digest, &range, size));
         // A length that nobody checked must not become an allocation. 3FS may tell an old length for a while, but never
         // one that is too long, and a blob has its name only after its last byte was there.
         let size = file.metadata().map_err(|e| StoreError::io("stat", &path, e))?.len();

@@ -95,7 +95,7 @@ pub enum StoreError {
     },
     /// A backend that is no directory failed.
     #[error(transparent)]
-    Blob(#[from] BlobError),
+    Blob(Box<BlobError>),
     /// Others changed the ref each time it was to be replaced.
     #[error("{name} was not written: others changed it each of {attempts} times")]
     Contended {
@@ -160,7 +160,7 @@ impl StoreError {
     pub(crate) fn into_blob_error(self, place: &str, op: &'static str, what: &str) -> BlobError {
         let (place, what) = (place.to_owned(), what.to_owned());
         match self {
-            Self::Blob(error) => error,
+            Self::Blob(error) => *error,
             Self::Missing { .. } => BlobError::NotFound { what, place },
             Self::Io { source, op, .. } | Self::NoSpace { source, op, .. } => {
                 BlobError::Local { place, op, what, source }
@@ -170,5 +170,11 @@ impl StoreError {
             }
             error => BlobError::Refused { place, op, what, source: Box::new(error) },
         }
+    }
+}
+
+impl From<BlobError> for StoreError {
+    fn from(error: BlobError) -> Self {
+        Self::Blob(Box::new(error))
     }
 }
