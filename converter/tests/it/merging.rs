@@ -98,7 +98,7 @@ fn surroundings_do_not_show_in_merged_layers() {
 fn damaged_images_are_refused_by_name() {
     for (what, at) in [("superblock", 1030_u64), ("inodes", 4096 + 100), ("inline", u64::MAX)] {
         let place = Place::new();
-        let source = place.layout(&layers(3, 20));
+        let source = place.layout(&layers(3, 200));
         let root = place.store.local_dir().unwrap().root();
         let report = run(&mut unmerged(&source, root, "a:b"));
         let digest = report["layers"][1]["metadata"]["digest"].as_str().unwrap().to_owned();

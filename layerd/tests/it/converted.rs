@@ -4,12 +4,14 @@ use crate::support::{Place, list, text};
 use converter::compress::Compress;
 use converter::convert::{Converted, Request, convert_as};
 use converter::layer::Options;
+use converter::manifest::{self, MANIFEST_MEDIA_TYPE};
+use converter::merge::{Options as MergeOptions, merge_layers};
 use converter::progress::Silent;
 use converter::source::Platform;
 use fixtures::mounts;
 use fixtures::oci::{Compression, Image, Layer, Layout};
 use fixtures::tree::{Compare, Snapshot, assert_same};
-use fs3_client::{StoreDir, StoreError};
+use fs3_client::{Store, StoreDir, StoreError};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +34,7 @@ const MIDDLE: &str = r#"
     w etc/removed
     d etc/ 0755 mtime=200
     f etc/added "middle"
+    f etc/extra size=40K fill=random:5
     x user.note=kept
     d var/cache/ 0711 mtime=201
     o var/cache
@@ -144,6 +147,41 @@ pub(crate) fn check_three_compressed_layers() {
             assert!(words.len() == 500 << 10 && words == fs::read(place.root().join("usr/share/words")).unwrap());
             place.umount().ok();
             place.assert_nothing_left();
+        }
+    }
+}
+
+/// Layers merged into one, whose data is on the devices of all of them; and into two, one over the other.
+#[test]
+fn privileged_merged_layers_with_all_their_devices() {
+    let place = Place::new();
+    let layout = place.path("oci");
+    three_layers(&layout);
+    let codecs = [None, Some("lz4"), Some("zstd")];
+    for (number, codec) in codecs.into_iter().enumerate() {
+        let compress = codec.map(|codec| Compress { codec: codec.parse().unwrap(), cluster_bits: 16 });
+        let name = format!("made:{number}");
+        let converted = convert_by(&place.store, &name, &layout, Options { compress, ..Options::default() });
+        let layers = converted.image.layers.len();
+        let options = MergeOptions::default();
+        for (part, run) in [("whole", 0..layers), ("upper", 1..layers)] {
+            let store = Store::from(place.store.clone());
+            let (record, _) = merge_layers(&converted.image.layers[run.clone()], run.start, options, &store).unwrap();
+            let devices = record.data.len();
+            assert!(devices > 1, "{devices} devices");
+            let mut image = converted.image.clone();
+            image.layers.splice(run, [record.to_layer()]);
+            let published = place.store.publish_bytes(&image.to_json()).unwrap();
+            let descriptor = manifest::descriptor(MANIFEST_MEDIA_TYPE, published.digest, published.size, &[]);
+            let name = format!("{part}:{number}");
+            place.store.write_ref(&name.parse().unwrap(), &descriptor).unwrap();
+            for attach in ["file", "loop"] {
+                let mounted = place.mount(&[&name, "--attach", attach, "--verify"]).ok();
+                assert_eq!(mounted["layers"].as_array().unwrap().len(), image.layers.len());
+                assert_like_umoci(&place);
+                place.umount().ok();
+                place.assert_nothing_left();
+            }
         }
     }
 }
