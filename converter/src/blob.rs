@@ -109,9 +109,9 @@ pub struct Contents {
 #[derive(Debug)]
 pub enum Writer {
     /// Plain chunks.
-    Plain(BlobWriter),
+    Plain(Box<BlobWriter>),
     /// Compressed clusters.
-    Clusters(ClusterWriter),
+    Clusters(Box<ClusterWriter>),
 }
 
 impl Writer {
@@ -119,8 +119,8 @@ impl Writer {
     #[must_use]
     pub fn new(sizes: ChunkSizes, compress: Option<Compress>) -> Self {
         match compress {
-            None => Self::Plain(BlobWriter::new(sizes)),
-            Some(compress) => Self::Clusters(ClusterWriter::new(sizes, compress)),
+            None => Self::Plain(Box::new(BlobWriter::new(sizes))),
+            Some(compress) => Self::Clusters(Box::new(ClusterWriter::new(sizes, compress))),
         }
     }
 

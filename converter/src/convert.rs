@@ -42,12 +42,12 @@ pub struct Request {
 }
 
 impl Request {
-    /// Stands for all that decides the image, its source excepted; `under` says which layers are merged. It may change with the program, which costs no more
-    /// than to look at every layer's record again.
+    /// Stands for all that decides the image, its source excepted; `under` says which layers are merged. It may change
+    /// with the program, which costs no more than to look at every layer's record again.
     #[must_use]
     pub fn fingerprint(&self, under: Under) -> String {
         // Options that only refuse something do not shape what is not refused.
-        let options = Options { max_inodes: 0, max_plain: 0, ..self.options.clone() };
+        let options = Options { max_inodes: 0, max_plain: 0, ..self.options };
         Digest::of(format!("{FORMAT_VERSION} {under} {options:?}").as_bytes()).hex()[..32].to_owned()
     }
 }

@@ -90,7 +90,7 @@ impl<'s> Reach<'s> {
             what: format!("{e}"),
         })?;
         let mut found = vec![digest];
-        if is_manifest(&descriptor.media_type().to_string()) {
+        if is_manifest(descriptor.media_type().as_ref()) {
             self.expand(name, &digest, descriptor.size(), DEPTH, &mut found)?;
         }
         Ok(found)

@@ -59,7 +59,7 @@ pub enum MergeError {
         /// Its metadata image.
         digest: Digest,
         /// What is wrong, and where.
-        error: PlanError,
+        error: Box<PlanError>,
     },
     /// A layer's image cannot be opened.
     #[error("layer {layer} ({digest}): {error}")]
@@ -69,7 +69,7 @@ pub enum MergeError {
         /// Its metadata image.
         digest: Digest,
         /// What is wrong.
-        error: ReadError,
+        error: Box<ReadError>,
     },
     /// A blob is not what its name says, or not what its chunk table says.
     #[error("layer {layer}: blob {digest} is corrupt: {what}")]
@@ -304,10 +304,9 @@ impl Run {
         // The images are hashed while they are merged; nothing is published before both are done.
         std::thread::scope(|scope| {
             let digests = scope.spawn(|| self.check_digests(&files));
-            let written = self.write(&files, options, store, || {
+            self.write(&files, options, store, || {
                 digests.join().unwrap_or_else(|_| Err(MergeError::Scratch(io::Error::other("hashing panicked"))))
-            });
-            written
+            })
         })
     }
 
@@ -368,7 +367,8 @@ impl Run {
         let mut images = Vec::with_capacity(files.len());
         for ((file, blob), layer) in files.iter().zip(&self.metadata).zip(self.first..) {
             let image = Image::open_with_cache(file, pages);
-            let image = image.map_err(|error| MergeError::Open { layer, digest: blob.digest, error })?;
+            let image =
+                image.map_err(|error| MergeError::Open { layer, digest: blob.digest, error: Box::new(error) })?;
             self.check_devices(images.len(), &image)?;
             images.push(image);
         }
@@ -385,7 +385,7 @@ impl Run {
                 // Where the blob is corrupt, that is what to say.
                 checked()?;
                 let (layer, digest) = (self.first + error.layer, self.metadata[error.layer].digest);
-                return Err(MergeError::Layer { layer, digest, error });
+                return Err(MergeError::Layer { layer, digest, error: Box::new(error) });
             }
         };
         checked()?;

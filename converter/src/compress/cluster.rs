@@ -133,7 +133,7 @@ mod tests {
                     0 => 0,
                     1 => (state >> 24) as u8,
                     2 => b'a' + ((state >> 30) as u8),
-                    _ => ((i / 100) % 251) as u8,
+                    _ => u8::try_from((i / 100) % 251).unwrap(),
                 }
             })
             .collect()

@@ -23,12 +23,17 @@ pub(super) enum Injected {
     Open(usize),
 }
 
+/// A name and what it leads to.
+type Name = (Vec<u8>, Injected);
+/// A name that a link made: its layer, and its inode.
+type Made = (usize, (u16, u64, FileType));
+
 /// All links of all layers.
 #[derive(Debug, Default)]
 pub(super) struct Links<'i> {
     lists: Vec<&'i Unresolved>,
     /// By layer and directory: names and what they lead to.
-    names: HashMap<(usize, u64), Vec<(Vec<u8>, Injected)>>,
+    names: HashMap<(usize, u64), Vec<Name>>,
     /// Inodes that got names.
     targets: HashSet<(u16, u64)>,
 }
@@ -62,7 +67,7 @@ pub(super) fn resolve<'i, R: ReadAt>(layers: &[Layer<'i, R>], how: How) -> Resul
     let lists: Vec<&Unresolved> = layers.iter().map(|layer| layer.unresolved).collect();
     let mut links = Links { lists, ..Links::default() };
     // Links of lower layers by path, the topmost last.
-    let mut made: HashMap<Vec<u8>, Vec<(usize, (u16, u64, FileType))>> = HashMap::new();
+    let mut made: HashMap<Vec<u8>, Vec<Made>> = HashMap::new();
     for (number, layer) in layers.iter().enumerate() {
         if layer.unresolved.links.is_empty() {
             continue;

@@ -129,7 +129,7 @@ mod tests {
     fn runs_stay_under_the_size() {
         let layers = [weight(10, &[(1, 100)]), weight(10, &[(2, 30)]), weight(5, &[]), weight(1, &[(3, 200)])];
         assert_eq!(runs(&layers, Under::Never), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(runs(&layers, Under::Always), [0..4]);
+        assert_eq!(runs(&layers, Under::Always), vec![0..4]);
         assert_eq!(runs(&layers, Under::Bytes(150)), [0..1, 1..3, 3..4]);
         assert_eq!(runs(&layers, Under::Bytes(151)), [0..2, 2..3, 3..4]);
         assert_eq!(runs(&layers, Under::Bytes(156)), [0..3, 3..4]);
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn a_blob_counts_once_in_a_run() {
         let layers = [weight(1, &[(1, 100)]), weight(1, &[(1, 100), (1, 100)]), weight(1, &[(1, 100)])];
-        assert_eq!(runs(&layers, Under::Bytes(104)), [0..3]);
+        assert_eq!(runs(&layers, Under::Bytes(104)), vec![0..3]);
         assert_eq!(runs(&layers, Under::Bytes(103)), [0..2, 2..3]);
     }
 
