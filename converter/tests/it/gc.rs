@@ -258,8 +258,10 @@ fn privileged_on_a_full_disk() {
             platform: converter::source::Platform::host(),
             options: converter::layer::Options::default(),
             jobs: 1,
+            registry: Default::default(),
         };
-        let found = existing(&"a:1".parse().unwrap(), &request, &opened, &std::env::temp_dir()).unwrap();
+        let under = converter::merge::Under::DEFAULT;
+        let found = existing(&"a:1".parse().unwrap(), &request, under, &opened, &std::env::temp_dir()).unwrap();
         assert!(found.is_some());
     });
 }
