@@ -258,6 +258,7 @@ fn privileged_on_a_full_disk() {
             platform: converter::source::Platform::host(),
             options: converter::layer::Options::default(),
             jobs: 1,
+            dedup: None,
         };
         let found = existing(&"a:1".parse().unwrap(), &request, &opened, &std::env::temp_dir()).unwrap();
         assert!(found.is_some());
