@@ -162,7 +162,14 @@ fn convert_all(images: &[Related], dir: &Path, bits: u8, limits: Option<Limits>)
         let mut options = Options::default();
         options.chunks.max_bits = bits;
         let source = SourceRef::Oci { dir: image.layout.clone(), tag: Some("latest".to_owned()) };
-        let request = Request { source, platform: Platform::host(), options, jobs: 2, registry: Default::default(), dedup: dictionary.clone() };
+        let request = Request {
+            source,
+            platform: Platform::host(),
+            options,
+            jobs: 2,
+            registry: Default::default(),
+            dedup: dictionary.clone(),
+        };
         converted.push(convert_as(&format!("{}:1", image.name).parse()?, &request, &store, &Silent)?);
     }
     let cpu = (sys::own_cpu() - began).as_secs_f64();

@@ -93,7 +93,7 @@ pub struct BlobTooLarge;
 
 /// Why a chunk was not placed.
 #[derive(Debug, thiserror::Error)]
-pub enum BlobError {
+pub enum ChunkError {
     /// The blob is full.
     #[error(transparent)]
     TooLarge(#[from] BlobTooLarge),
@@ -127,7 +127,7 @@ pub enum Writer<'f> {
     /// Plain chunks.
     Plain(BlobWriter<'f>),
     /// Compressed clusters.
-    Clusters(ClusterWriter<'f>),
+    Clusters(Box<ClusterWriter<'f>>),
 }
 
 impl<'f> Writer<'f> {
@@ -136,7 +136,7 @@ impl<'f> Writer<'f> {
     pub fn new(sizes: ChunkSizes, compress: Option<Compress>, find: Option<&'f dyn Find>) -> Self {
         match compress {
             None => Self::Plain(BlobWriter::new(sizes, find)),
-            Some(compress) => Self::Clusters(ClusterWriter::new(sizes, compress, find)),
+            Some(compress) => Self::Clusters(Box::new(ClusterWriter::new(sizes, compress, find))),
         }
     }
 
@@ -160,7 +160,7 @@ impl<'f> Writer<'f> {
     ///
     /// # Errors
     /// When the blob is full, or a chunk cannot be looked up.
-    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BlobError> {
+    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ChunkError> {
         match self {
             Self::Plain(writer) => writer.data(offset, bytes),
             Self::Clusters(writer) => writer.data(offset, bytes),
@@ -171,7 +171,7 @@ impl<'f> Writer<'f> {
     ///
     /// # Errors
     /// When the blob is full, or a chunk cannot be looked up.
-    pub fn end(&mut self) -> Result<FileData, BlobError> {
+    pub fn end(&mut self) -> Result<FileData, ChunkError> {
         match self {
             Self::Plain(writer) => writer.end(),
             Self::Clusters(writer) => writer.end(),
@@ -254,7 +254,7 @@ impl<'f> BlobWriter<'f> {
     ///
     /// # Panics
     /// Without [`BlobWriter::begin`], or past the file's size.
-    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), BlobError> {
+    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), ChunkError> {
         let file = self.file.as_mut().expect("a file was begun");
         let size = file.size;
         let bits = *file.bits.get_or_insert_with(|| self.sizes.bits(size));
@@ -295,7 +295,7 @@ impl<'f> BlobWriter<'f> {
     ///
     /// # Panics
     /// Without [`BlobWriter::begin`].
-    pub fn end(&mut self) -> Result<FileData, BlobError> {
+    pub fn end(&mut self) -> Result<FileData, ChunkError> {
         self.close_chunk()?;
         let file = self.file.take().expect("a file was begun");
         let chunk_bits = file.bits.unwrap_or_else(|| bits_to_cover(file.size).clamp(12, MAX_HOLE_BITS));
@@ -305,7 +305,7 @@ impl<'f> BlobWriter<'f> {
         Ok(FileData::Chunked(Chunked { size: file.size, chunk_bits, first: file.first_run, count }))
     }
 
-    fn close_chunk(&mut self) -> Result<(), BlobError> {
+    fn close_chunk(&mut self) -> Result<(), ChunkError> {
         let file = self.file.as_mut().expect("a file was begun");
         let Some(chunk) = file.chunk.take() else { return Ok(()) };
         let bits = file.bits.expect("a chunk is open");

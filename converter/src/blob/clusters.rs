@@ -9,7 +9,7 @@
 //! [`Pool`] and come back in order; one that was seen before is not compressed again.
 
 use super::foreign::{FOREIGN, Find, Foreign, Found, OWN, Wanted};
-use super::{BlobError, BlobTooLarge, ChunkSizes, Contents, Segments, bits_to_cover, is_zero, key};
+use super::{BlobTooLarge, ChunkError, ChunkSizes, Contents, Segments, bits_to_cover, is_zero, key};
 use crate::chunk_table::{Input, Record};
 use crate::compress::{Compress, Piece, Pool};
 use crate::dictionary::DictionaryError;
@@ -135,7 +135,7 @@ impl<'f> ClusterWriter<'f> {
     ///
     /// # Panics
     /// Without [`ClusterWriter::begin`], or past the file's size.
-    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), BlobError> {
+    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), ChunkError> {
         while !bytes.is_empty() {
             let file = self.file.as_mut().expect("a file was begun");
             let index = file.cut.index_of(offset);
@@ -165,7 +165,7 @@ impl<'f> ClusterWriter<'f> {
     ///
     /// # Panics
     /// Without [`ClusterWriter::begin`].
-    pub fn end(&mut self) -> Result<FileData, BlobError> {
+    pub fn end(&mut self) -> Result<FileData, ChunkError> {
         self.close()?;
         let mut file = self.file.take().expect("a file was begun");
         let size = file.cut.size;
@@ -183,7 +183,7 @@ impl<'f> ClusterWriter<'f> {
         Ok(FileData::Compressed(Compressed { size, algorithm, first: file.first, count }))
     }
 
-    fn close(&mut self) -> Result<(), BlobError> {
+    fn close(&mut self) -> Result<(), ChunkError> {
         let mut file = self.file.take().expect("a file was begun");
         if let Some((index, mut piece)) = file.open.take() {
             piece.input.resize(usize::try_from(file.cut.len_of(index)).expect("at most 1.5 MiB"), 0);
@@ -202,7 +202,7 @@ impl<'f> ClusterWriter<'f> {
     }
 
     /// Gives all clusters of `file` up to `end` their entries: they are zeros.
-    fn zeros(&mut self, file: &mut OpenFile, end: u64) -> Result<(), BlobError> {
+    fn zeros(&mut self, file: &mut OpenFile, end: u64) -> Result<(), ChunkError> {
         while file.done < end {
             let len = file.cut.len_of(file.done);
             let last = file.cut.clusters() - 1;
@@ -224,7 +224,7 @@ impl<'f> ClusterWriter<'f> {
     }
 
     /// Gives the next `repeat` clusters of `file` their entry.
-    fn place(&mut self, file: &OpenFile, mut piece: Piece, repeat: u32, zero: bool) -> Result<(), BlobError> {
+    fn place(&mut self, file: &OpenFile, mut piece: Piece, repeat: u32, zero: bool) -> Result<(), ChunkError> {
         let digest = *blake3::hash(&piece.input).as_bytes();
         let (compress, inputs) = (file.compress, &self.inputs);
         let same = |i: &u32| inputs[*i as usize].digest == digest && inputs[*i as usize].compress == compress;
@@ -263,7 +263,8 @@ impl<'f> ClusterWriter<'f> {
         zero: bool,
     ) -> Result<Option<ClusterRun>, DictionaryError> {
         let len = u32::try_from(bytes.len()).expect("at most 1.5 MiB");
-        let run = |at, blocks, compressed| ClusterRun { repeat: 1, len, block: at, blocks, device: FOREIGN, compressed };
+        let run =
+            |at, blocks, compressed| ClusterRun { repeat: 1, len, block: at, blocks, device: FOREIGN, compressed };
         let Some(find) = self.find.filter(|_| file.compress && !zero) else { return Ok(None) };
         if let Some(chunk) = self.foreign.find(digest) {
             self.deduplicated += u64::from(len);

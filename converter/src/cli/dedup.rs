@@ -110,7 +110,9 @@ fn dictionary_dir(given: Option<&Path>, store: &StoreLocation) -> anyhow::Result
             dir.push(".dict");
             Ok(dir.into())
         }
-        (None, _) => bail!(Told::usage(format!("a database has no place beside {store}: say where it is, on a local disk"))),
+        (None, _) => {
+            bail!(Told::usage(format!("a database has no place beside {store}: say where it is, on a local disk")))
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::blob::foreign::CopyError;
 use crate::blob::order::OrderError;
-use crate::blob::{BlobError, BlobTooLarge};
+use crate::blob::{BlobTooLarge, ChunkError};
 use crate::chunk_table::ChunkTableError;
 use crate::dictionary::DictionaryError;
 use crate::erofs::read::ReadError;
@@ -123,11 +123,11 @@ impl From<OrderError> for LayerError {
     }
 }
 
-impl From<BlobError> for LayerError {
-    fn from(error: BlobError) -> Self {
+impl From<ChunkError> for LayerError {
+    fn from(error: ChunkError) -> Self {
         match error {
-            BlobError::TooLarge(e) => Self::TooLarge(e),
-            BlobError::Dictionary(e) => e.into(),
+            ChunkError::TooLarge(e) => Self::TooLarge(e),
+            ChunkError::Dictionary(e) => e.into(),
         }
     }
 }

@@ -62,7 +62,14 @@ impl Case {
     ) -> Result<Converted, ConvertError> {
         let source = self.source(name, layers).parse().unwrap();
         let dedup = dedup.cloned();
-        let request = Request { source, platform: Platform::host(), options: Options::default(), jobs, registry: Default::default(), dedup };
+        let request = Request {
+            source,
+            platform: Platform::host(),
+            options: Options::default(),
+            jobs,
+            registry: Default::default(),
+            dedup,
+        };
         convert_as(&format!("{name}:t").parse().unwrap(), &request, self.store(), &Silent)
     }
 

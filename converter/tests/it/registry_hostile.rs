@@ -12,8 +12,18 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 fn convert(place: &Place, server: &Server) -> Command {
     let (home, store) = (place.path("home"), place.path("s"));
     let name = format!("docker://{}/team/app:1", server.address);
-    let args =
-        ["convert", &name, "--store", store.to_str().unwrap(), "--name", "a:b", "--attempts", "1", "--connection-timeout", "5"];
+    let args = [
+        "convert",
+        &name,
+        "--store",
+        store.to_str().unwrap(),
+        "--name",
+        "a:b",
+        "--attempts",
+        "1",
+        "--connection-timeout",
+        "5",
+    ];
     dsec(&home, &args)
 }
 

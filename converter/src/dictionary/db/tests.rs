@@ -159,7 +159,11 @@ fn wrong_values_are_no_hits() {
     for value in [&b""[..], &[7; 80], &[7; 81], &[0; 82]] {
         db.inner
             .db
-            .put_cf(db.inner.chunks(), digest(1), encode_place(&digest(1), &Place { blob: 0, start: 0, blocks: 1, digest: digest(1) }))
+            .put_cf(
+                db.inner.chunks(),
+                digest(1),
+                encode_place(&digest(1), &Place { blob: 0, start: 0, blocks: 1, digest: digest(1) }),
+            )
             .unwrap();
         db.inner.db.put(blob_key(0), value).unwrap();
         assert_eq!(find(&*db.snapshot(), 1), None, "{value:?}");
