@@ -6,6 +6,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export CARGO_TERM_PROGRESS_WHEN ?= never
 
 CARGO := cargo
+# Everything but the demo has the dictionary, whose RocksDB takes minutes to build the first time.
+FEATURES := --features converter/dictionary
 PROGRAMS := $(CARGO_TARGET_DIR)/release
 
 .NOTPARALLEL:
@@ -23,10 +25,10 @@ help:
 	@echo 'make clean   removes what was built and the demo'"'"'s cache'
 
 setup-build setup-test setup-vm setup-kernels setup-demo setup-bench:
-	@fixtures/setup.sh $(sort build $(@:setup-%=%))
+	@fixtures/setup.sh $(sort build $(if $(filter setup-demo setup-bench,$@),,database) $(@:setup-%=%))
 
 build: setup-build
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release --workspace --bins $(FEATURES)
 
 demo: setup-demo
 	$(CARGO) build --release -p converter -p layerd -p fixtures --bins
@@ -44,13 +46,13 @@ fmt:
 	$(CARGO) fmt --all
 
 lint:
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 
 doc:
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet $(FEATURES)
 
 doctest:
-	$(CARGO) test --workspace --doc --quiet
+	$(CARGO) test --workspace --doc --quiet $(FEATURES)
 
 # One run for all tiers. Last, so that the runner's own summary closes the output.
 run-tests:
@@ -64,7 +66,7 @@ test-kernels: setup-build setup-kernels
 
 KERNEL ?= stock
 vm: setup-build $(if $(filter newest,$(KERNEL)),setup-kernels,setup-vm)
-	$(CARGO) build --quiet --workspace --bin fixtures
+	$(CARGO) build --quiet --workspace $(FEATURES) --bin fixtures
 	@'$(CARGO_TARGET_DIR)/debug/fixtures' vm shell $(KERNEL)
 
 bench: setup-bench

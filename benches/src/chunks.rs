@@ -90,7 +90,8 @@ fn convert_with(image: &Image, bits: u8, store: &Store) -> Result<Converted> {
     let mut options = Options::default();
     options.chunks.max_bits = bits;
     let source = SourceRef::Oci { dir: image.layout.clone(), tag: Some("latest".to_owned()) };
-    let request = Request { source, platform: Platform::host(), options, jobs: 2, registry: Default::default() };
+    let registry = Default::default();
+    let request = Request { source, platform: Platform::host(), options, jobs: 2, registry, dedup: None };
     Ok(convert(&request, store, &Silent)?)
 }
 

@@ -42,6 +42,15 @@ pub(crate) enum Command {
         #[arg(long, default_value_t = 3, value_parser = parse_count)]
         rounds: usize,
     },
+    /// Related images in one store: what deduplication saves, by chunking and by how many blobs a layer may refer to.
+    Dedup {
+        /// Where to put the stores: a directory on a disk.
+        #[arg(long)]
+        dir: PathBuf,
+        /// How often the conversions are timed.
+        #[arg(long, default_value_t = 1, value_parser = parse_count)]
+        rounds: usize,
+    },
     /// Merging layers of hundreds of thousands of inodes: ours against the limit and its peers.
     Merge(MergeArgs),
     /// Build the data set and say where it is.
@@ -60,6 +69,7 @@ pub(crate) const BENCHES: [(&str, &str); 7] = [
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),
+    ("dedup", "related images in one store: what deduplication saves, by chunking and devices"),
     ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),
     ("merge", "layers of hundreds of thousands of inodes: ours against the limit and its peers"),

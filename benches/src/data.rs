@@ -9,6 +9,7 @@ mod layout;
 mod node;
 mod pack;
 mod python;
+pub(crate) mod related;
 
 pub(crate) use pack::hex;
 
@@ -71,7 +72,8 @@ pub(crate) fn image(only: &[String]) -> Result<Image> {
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let mut layers = Vec::new();
     for recipe in RECIPES.iter().filter(|recipe| only.is_empty() || only.iter().any(|name| name == recipe.name)) {
-        layers.push(layer(&dir, recipe).with_context(|| format!("layer `{}` of the data set", recipe.name))?);
+        let made = layer(&dir, recipe.name, &recipe.build);
+        layers.push(made.with_context(|| format!("layer `{}` of the data set", recipe.name))?);
     }
     let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
     let layout = dir.join(format!("layout-{}", names.join("-")));
@@ -79,20 +81,20 @@ pub(crate) fn image(only: &[String]) -> Result<Image> {
     Ok(Image { layout, layers })
 }
 
-fn layer(dir: &Path, recipe: &Recipe) -> Result<Layer> {
-    let blob = dir.join(format!("{}.tar.gz", recipe.name));
-    let facts = dir.join(format!("{}.json", recipe.name));
+fn layer(dir: &Path, name: &str, build: &dyn Fn(&Path, &Path) -> Result<()>) -> Result<Layer> {
+    let blob = dir.join(format!("{name}.tar.gz"));
+    let facts = dir.join(format!("{name}.json"));
     if let Ok(json) = fs::read(&facts) {
         let layer: Layer = serde_json::from_slice(&json).with_context(|| format!("{}", facts.display()))?;
         if fs::metadata(&blob).is_ok_and(|meta| meta.len() == layer.size) {
             return Ok(Layer { blob, ..layer });
         }
     }
-    crate::report::progress(&format!("building layer `{}` once, for {}", recipe.name, blob.display()));
+    crate::report::progress(&format!("building layer `{name}` once, for {}", blob.display()));
     let work = tempfile::Builder::new().prefix("building-").tempdir_in(dir)?;
     let new = work.path().join("layer.tar.gz");
-    (recipe.build)(work.path(), &new)?;
-    let layer = pack::inspect(recipe.name, &new)?;
+    build(work.path(), &new)?;
+    let layer = pack::inspect(name, &new)?;
     fs::rename(&new, &blob)?;
     let json = work.path().join("facts.json");
     fs::write(&json, serde_json::to_vec_pretty(&layer)?)?;

@@ -11,6 +11,7 @@ mod compress;
 mod contenders;
 mod convert;
 mod data;
+mod dedup;
 mod hash;
 mod inflate;
 mod limit;
@@ -37,6 +38,7 @@ fn main() -> Result<()> {
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
         Command::Hash { rounds } => hash::run(rounds).print(cli.json)?,
         Command::Chunks { dir, rounds } => chunks::run(&data::image(&[])?, &dir, rounds)?.print(cli.json)?,
+        Command::Dedup { dir, rounds } => dedup::run(&data::related::images()?, &dir, rounds)?.print(cli.json)?,
         Command::Merge(args) => merge::run(&args)?.print(cli.json)?,
         Command::Data => {
             for layer in data::image(&[])?.layers {

@@ -6,15 +6,18 @@
 //! the rest in order. So the blob depends on the tree alone.
 
 pub mod clusters;
+pub mod foreign;
 pub mod order;
 mod segments;
 pub mod spool;
 
 use crate::chunk_table::Record;
 use crate::compress::Compress;
+use crate::dictionary::DictionaryError;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE};
 use crate::extent::{Chunked, FileData, Runs};
 use clusters::ClusterWriter;
+use foreign::{FOREIGN, Find, Foreign, OWN, Wanted};
 use hashbrown::HashTable;
 pub use segments::Segments;
 use std::collections::HashSet;
@@ -88,10 +91,21 @@ fn key(digest: &[u8; 32]) -> u64 {
 #[error("the layer's data blob exceeds 16 TiB")]
 pub struct BlobTooLarge;
 
+/// Why a chunk was not placed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChunkError {
+    /// The blob is full.
+    #[error(transparent)]
+    TooLarge(#[from] BlobTooLarge),
+    /// Whether the store has the chunk cannot be known.
+    #[error(transparent)]
+    Dictionary(#[from] DictionaryError),
+}
+
 /// What a blob is made of, when it is complete.
 #[derive(Debug, Default)]
 pub struct Contents {
-    /// Places of all files' chunks.
+    /// Places of all files' chunks, on the devices [`OWN`] and [`FOREIGN`] until [`foreign::settle`].
     pub runs: Runs,
     /// The stored chunks in the order of their blocks.
     pub stored: Vec<Record>,
@@ -103,24 +117,26 @@ pub struct Contents {
     pub packed: bool,
     /// First blocks of the compressed clusters that are all zeros.
     pub zeros: HashSet<u32>,
+    /// Chunks that are not stored because other blobs have them, until [`foreign::settle`].
+    pub foreign: Foreign,
 }
 
 /// Writes one kind of blob or the other.
 #[derive(Debug)]
-pub enum Writer {
+pub enum Writer<'f> {
     /// Plain chunks.
-    Plain(Box<BlobWriter>),
+    Plain(Box<BlobWriter<'f>>),
     /// Compressed clusters.
-    Clusters(Box<ClusterWriter>),
+    Clusters(Box<ClusterWriter<'f>>),
 }
 
-impl Writer {
-    /// An empty blob, compressed if `compress` says how.
+impl<'f> Writer<'f> {
+    /// An empty blob, compressed if `compress` says how. Chunks that `find` finds elsewhere are not put into it.
     #[must_use]
-    pub fn new(sizes: ChunkSizes, compress: Option<Compress>) -> Self {
+    pub fn new(sizes: ChunkSizes, compress: Option<Compress>, find: Option<&'f dyn Find>) -> Self {
         match compress {
-            None => Self::Plain(Box::new(BlobWriter::new(sizes))),
-            Some(compress) => Self::Clusters(Box::new(ClusterWriter::new(sizes, compress))),
+            None => Self::Plain(Box::new(BlobWriter::new(sizes, find))),
+            Some(compress) => Self::Clusters(Box::new(ClusterWriter::new(sizes, compress, find))),
         }
     }
 
@@ -143,8 +159,8 @@ impl Writer {
     /// Adds `bytes` at `offset` of the current file; offsets only rise, what is skipped is a hole.
     ///
     /// # Errors
-    /// When the blob is full.
-    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BlobTooLarge> {
+    /// When the blob is full, or a chunk cannot be looked up.
+    pub fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ChunkError> {
         match self {
             Self::Plain(writer) => writer.data(offset, bytes),
             Self::Clusters(writer) => writer.data(offset, bytes),
@@ -154,8 +170,8 @@ impl Writer {
     /// Ends the current file.
     ///
     /// # Errors
-    /// When the blob is full.
-    pub fn end(&mut self) -> Result<FileData, BlobTooLarge> {
+    /// When the blob is full, or a chunk cannot be looked up.
+    pub fn end(&mut self) -> Result<FileData, ChunkError> {
         match self {
             Self::Plain(writer) => writer.end(),
             Self::Clusters(writer) => writer.end(),
@@ -176,10 +192,12 @@ impl Writer {
 
 /// Cuts files into chunks and places those that are new.
 #[derive(Debug)]
-pub struct BlobWriter {
+pub struct BlobWriter<'f> {
     sizes: ChunkSizes,
     segments: Segments,
     known: Known,
+    find: Option<&'f dyn Find>,
+    foreign: Foreign,
     runs: Runs,
     file: Option<OpenFile>,
     deduplicated: u64,
@@ -203,14 +221,16 @@ struct OpenChunk {
     filled: usize,
 }
 
-impl BlobWriter {
-    /// An empty blob.
+impl<'f> BlobWriter<'f> {
+    /// An empty blob. Chunks that `find` finds elsewhere are not put into it.
     #[must_use]
-    pub fn new(sizes: ChunkSizes) -> Self {
+    pub fn new(sizes: ChunkSizes, find: Option<&'f dyn Find>) -> Self {
         Self {
             sizes,
             segments: Segments::default(),
             known: Known::default(),
+            find,
+            foreign: Foreign::default(),
             runs: Runs::default(),
             file: None,
             deduplicated: 0,
@@ -230,11 +250,11 @@ impl BlobWriter {
     /// Adds `bytes` at `offset` of the current file; offsets only rise, what is skipped is a hole.
     ///
     /// # Errors
-    /// When the blob is full.
+    /// When the blob is full, or a chunk cannot be looked up.
     ///
     /// # Panics
     /// Without [`BlobWriter::begin`], or past the file's size.
-    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), BlobTooLarge> {
+    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), ChunkError> {
         let file = self.file.as_mut().expect("a file was begun");
         let size = file.size;
         let bits = *file.bits.get_or_insert_with(|| self.sizes.bits(size));
@@ -271,11 +291,11 @@ impl BlobWriter {
     /// Ends the current file.
     ///
     /// # Errors
-    /// When the blob is full.
+    /// When the blob is full, or a chunk cannot be looked up.
     ///
     /// # Panics
     /// Without [`BlobWriter::begin`].
-    pub fn end(&mut self) -> Result<FileData, BlobTooLarge> {
+    pub fn end(&mut self) -> Result<FileData, ChunkError> {
         self.close_chunk()?;
         let file = self.file.take().expect("a file was begun");
         let chunk_bits = file.bits.unwrap_or_else(|| bits_to_cover(file.size).clamp(12, MAX_HOLE_BITS));
@@ -285,11 +305,12 @@ impl BlobWriter {
         Ok(FileData::Chunked(Chunked { size: file.size, chunk_bits, first: file.first_run, count }))
     }
 
-    fn close_chunk(&mut self) -> Result<(), BlobTooLarge> {
+    fn close_chunk(&mut self) -> Result<(), ChunkError> {
         let file = self.file.as_mut().expect("a file was begun");
         let Some(chunk) = file.chunk.take() else { return Ok(()) };
         let bits = file.bits.expect("a chunk is open");
         let blocks_a_chunk = 1u32 << (u32::from(bits) - BLOCK_BITS);
+        let first_run = file.first_run;
         let room = self.segments.reserved();
         room[chunk.filled..].fill(0);
         self.runs.push_holes(file.first_run, chunk.index - file.done);
@@ -301,17 +322,30 @@ impl BlobWriter {
         }
         let digest = *blake3::hash(room).as_bytes();
         let blocks = u32::try_from(room.len() / BLOCK_SIZE as usize).expect("at most a segment");
-        let block = if let Some(block) = self.known.find(&digest) {
+        let known = self.known.find(&digest).map(|block| (OWN, block));
+        let known = known.or_else(|| self.foreign.find(&digest).map(|chunk| (FOREIGN, chunk.at)));
+        let (device, block) = if let Some(known) = known {
             self.segments.cancel();
             self.deduplicated += chunk.len as u64;
-            block
+            known
+        } else if let Some(at) = self.find_elsewhere(&digest)? {
+            self.segments.cancel();
+            (FOREIGN, at)
         } else {
             let block = self.segments.commit()?;
             self.known.insert(Record { digest, start: block, blocks, input: None });
-            block
+            (OWN, block)
         };
-        self.runs.push(file.first_run, 1, block, blocks_a_chunk);
+        self.runs.push(first_run, device, block, blocks_a_chunk);
         Ok(())
+    }
+
+    /// The place on the device [`FOREIGN`] of the reserved chunk, if another blob has it.
+    fn find_elsewhere(&mut self, digest: &[u8; 32]) -> Result<Option<u32>, DictionaryError> {
+        let Some(find) = self.find else { return Ok(None) };
+        self.foreign.lookups += 1;
+        let found = find.find(Wanted::Plain { digest, bytes: self.segments.reserved(), across: false })?;
+        Ok(found.and_then(|found| self.foreign.insert(*digest, None, &found)))
     }
 
     /// Completes the blob; what is left of it is in [`BlobWriter::segments`].
@@ -321,8 +355,8 @@ impl BlobWriter {
     pub fn finish(mut self) -> Result<(Contents, Segments), BlobTooLarge> {
         let blocks = self.segments.blocks()?;
         self.segments.finish();
-        let (stored, deduplicated) = (self.known.stored, self.deduplicated);
-        let contents = Contents { runs: self.runs, stored, blocks, deduplicated, ..Contents::default() };
+        let (stored, deduplicated, foreign) = (self.known.stored, self.deduplicated, self.foreign);
+        let contents = Contents { runs: self.runs, stored, blocks, deduplicated, foreign, ..Contents::default() };
         Ok((contents, self.segments))
     }
 }

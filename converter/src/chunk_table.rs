@@ -311,6 +311,19 @@ impl<R: ReadAt> ChunkTable<R> {
         Ok(None)
     }
 
+    /// The record at `index`, if there is one and it lies inside the blob.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn get(&self, index: u64) -> Result<Option<Record>, ChunkTableError> {
+        if index >= self.count {
+            return Ok(None);
+        }
+        let record = self.record(index)?;
+        let inside = u64::from(record.start) + u64::from(record.blocks) <= self.blob_blocks;
+        Ok(Some(record).filter(|r| inside && r.blocks > 0 && r.input.is_none_or(|i| i.fault(r.blocks).is_none())))
+    }
+
     fn record(&self, index: u64) -> Result<Record, ChunkTableError> {
         let mut bytes = [0u8; record_size(true)];
         let size = record_size(self.inputs);

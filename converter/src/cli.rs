@@ -2,6 +2,7 @@
 
 mod batch;
 mod convert;
+mod dedup;
 mod duration;
 mod gc;
 mod inspect;
@@ -18,8 +19,10 @@ use anyhow::Context as _;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 use converter::convert::ConvertError;
+use converter::dictionary::DictionaryError;
 use converter::erofs::read::ReadError;
 use converter::gc::ReachError;
+use converter::layer::LayerError;
 use converter::manifest::{self, ManifestError, digest_of};
 use converter::merge::MergeError;
 use converter::source::SourceError;
@@ -50,7 +53,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Convert an image and put it into a store
-    Convert(convert::Args),
+    Convert(Box<convert::Args>),
     /// Merge layers of images in a store
     ///
     /// Runs of consecutive layers become one layer each, from their metadata images alone: whiteouts are kept, data is
@@ -81,6 +84,8 @@ enum Command {
     /// Remove what no image of a store needs
     #[command(after_help = "It may run beside any number of writers. Of two at once, one ends and says so.")]
     Gc(gc::Args),
+    /// Look after the dictionary of chunks that `convert --dedup db` keeps beside a store
+    Dictionary(dedup::Args),
 }
 
 /// The data is corrupt, and that was said already.
@@ -122,6 +127,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Push(args) => transfer::push(&args),
         Command::Pull(args) => transfer::pull(&args),
         Command::Export(args) => transfer::export(&args),
+        Command::Dictionary(args) => dedup::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -152,6 +158,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     let corrupt = find(|e| e.is::<Corrupt>())
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corruption))
         || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
+        || find(|e| e.downcast_ref::<DictionaryError>().is_some_and(DictionaryError::is_corrupt))
         || find(|e| e.downcast_ref::<MergeError>().is_some_and(MergeError::is_corrupt))
         || find(|e| e.downcast_ref::<ConvertError>().is_some_and(ConvertError::is_corrupt))
         || find(|e| e.downcast_ref::<SourceError>().is_some_and(SourceError::is_corrupt))
@@ -195,6 +202,23 @@ fn hint(error: &anyhow::Error) -> Option<String> {
                 }
                 _ => None,
             };
+        }
+        if let Some(ConvertError::Layer { error, .. }) = e.downcast_ref::<ConvertError>() {
+            let gone = |error: &DictionaryError| matches!(error, DictionaryError::Gone { .. });
+            if matches!(&**error, LayerError::Copy(_)) || matches!(&**error, LayerError::Dictionary(e) if gone(e)) {
+                let text =
+                    "`--dedup-verify`, `--dedup-against` or `--dedup none` keep what is damaged or gone out of it";
+                return Some(text.to_owned());
+            }
+        }
+        match e.downcast_ref::<DictionaryError>() {
+            Some(DictionaryError::Busy { .. }) => {
+                return Some("wait for it, or use `--dedup tables`, which takes any number of writers".to_owned());
+            }
+            Some(DictionaryError::Database { .. }) => {
+                return Some("`dsec-convert dictionary rebuild STORE` makes it anew".to_owned());
+            }
+            _ => {}
         }
         match e.downcast_ref::<ReadError>() {
             Some(ReadError::NotErofs { .. } | ReadError::TooShort { .. }) => {

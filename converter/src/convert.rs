@@ -9,8 +9,9 @@
 
 pub mod plan;
 
+use crate::dictionary::{self, Dedup, DictionaryError, Session};
 use crate::entry::Warning;
-use crate::layer::{self, LayerError, Options, ReadLayer, Record};
+use crate::layer::{self, Existing, LayerError, Options, ReadLayer, Record};
 use crate::manifest::{self, CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Unresolved, annotation};
 use crate::merge::{self, ImageRequest, MergeError, Under};
 use crate::progress::Progress;
@@ -39,6 +40,8 @@ pub struct Request {
     pub jobs: usize,
     /// How to talk to registries.
     pub registry: fs3_client::registry::Options,
+    /// Where chunks are looked for that need not be stored again; `None` for layers that stand alone.
+    pub dedup: Option<Dedup>,
 }
 
 impl Request {
@@ -48,7 +51,8 @@ impl Request {
     pub fn fingerprint(&self, under: Under) -> String {
         // Options that only refuse something do not shape what is not refused.
         let options = Options { max_inodes: 0, max_plain: 0, ..self.options };
-        Digest::of(format!("{FORMAT_VERSION} {under} {options:?}").as_bytes()).hex()[..32].to_owned()
+        let dedup = self.dedup.as_ref().map(Dedup::shape);
+        Digest::of(format!("{FORMAT_VERSION} {under} {options:?} {dedup:?}").as_bytes()).hex()[..32].to_owned()
     }
 }
 
@@ -109,6 +113,9 @@ pub enum ConvertError {
     /// [`Progress::is_cancelled`] said so.
     #[error("the conversion was cancelled")]
     Cancelled,
+    /// The image is in the store, but the dictionary did not take it in.
+    #[error(transparent)]
+    Dictionary(Box<DictionaryError>),
 }
 
 impl ConvertError {
@@ -121,6 +128,7 @@ impl ConvertError {
             Self::Merge(e) => e.is_corrupt(),
             Self::Store(e) => e.is_corrupt(),
             Self::Cancelled => false,
+            Self::Dictionary(e) => e.is_corrupt(),
         }
     }
 }
@@ -145,8 +153,17 @@ pub fn convert_merged(
     progress: &dyn Progress,
 ) -> Result<Converted, ConvertError> {
     let source = source::resolve(&request.source, &request.platform, &store.scratch(), &request.registry)?;
-    let layers = Stack::new(&source, request, store, progress).run()?;
-    publish_image(request, source, layers, under, store, progress)
+    let dedup = request.dedup.as_ref().map(|dedup| Session::new(dedup, store));
+    let layers = Stack::new(&source, request, store, dedup.as_ref(), progress).run()?;
+    let mut converted = publish_image(request, source, layers, under, store, progress)?;
+    if let Some(session) = dedup {
+        converted.warnings.append(&mut session.warnings());
+        for blob in converted.image.layers.iter().flat_map(dictionary::existing) {
+            let added = session.dedup().dictionary.add(&blob, store);
+            added.map_err(|e| ConvertError::Dictionary(Box::new(e)))?;
+        }
+    }
+    Ok(converted)
 }
 
 /// Converts without merging, and gives the image its name. A lease on the store is held meanwhile.
@@ -244,6 +261,7 @@ struct Stack<'c> {
     whole: bool,
     request: &'c Request,
     store: &'c Store,
+    dedup: Option<&'c Session<'c>>,
     progress: &'c dyn Progress,
     slots: Mutex<Vec<Slot>>,
     next: AtomicUsize,
@@ -252,12 +270,19 @@ struct Stack<'c> {
 }
 
 impl<'c> Stack<'c> {
-    fn new(source: &'c SourceImage, request: &'c Request, store: &'c Store, progress: &'c dyn Progress) -> Self {
+    fn new(
+        source: &'c SourceImage,
+        request: &'c Request,
+        store: &'c Store,
+        dedup: Option<&'c Session<'c>>,
+        progress: &'c dyn Progress,
+    ) -> Self {
         Self {
             layers: &source.layers,
             whole: !matches!(request.source, SourceRef::Tar(_) | SourceRef::Dir { .. }),
             request,
             store,
+            dedup,
             progress,
             slots: Mutex::new(source.layers.iter().map(|_| Slot::Waiting).collect()),
             next: AtomicUsize::new(0),
@@ -321,26 +346,35 @@ impl<'c> Stack<'c> {
         let began = Instant::now();
         let layer = &self.layers[index];
         self.progress.layer_started(index, layer.size.or_else(|| origin_size(&layer.origin)));
-        for key in [self.key(index, false), self.key(index, true)].into_iter().flatten() {
+        for key in self.keys(index) {
             if let Some(record) = self.recall(&key)? {
                 self.done(index, record, true, began);
                 return Ok(());
             }
         }
-        let mut read = layer::read(layer, index, &self.request.options, self.store, self.progress)?;
-        if !self.whole {
-            let unresolved = stack::leave_open(&mut read);
-            let record = layer::publish(read, &[], unresolved, &self.request.options, self.store)?;
-            self.remember(index, false, &record)?;
-            self.done(index, record, false, began);
+        let mut read = layer::read(layer, index, &self.request.options, self.store, self.dedup, self.progress)?;
+        let unresolved = if !self.whole {
+            stack::leave_open(&mut read)
         } else if !read.open.implied && read.open.links.is_empty() {
-            let record = layer::publish(read, &[], Unresolved::default(), &self.request.options, self.store)?;
-            self.remember(index, false, &record)?;
-            self.done(index, record, false, began);
+            Unresolved::default()
         } else {
             self.slots()[index] = Slot::Read(Box::new(read), began);
-        }
+            return Ok(());
+        };
+        read.arrange(self.store, self.dedup)?;
+        let devices = read.foreign.clone();
+        let record = self.publish(read, &devices, unresolved)?;
+        self.remember(index, false, &record)?;
+        self.done(index, record, false, began);
         Ok(())
+    }
+
+    fn publish(&self, read: ReadLayer, devices: &[Existing], unresolved: Unresolved) -> Result<Record, LayerError> {
+        if let Some(session) = self.dedup {
+            // What was found may have gone since.
+            read.foreign.iter().try_for_each(|blob| session.hold(blob))?;
+        }
+        layer::publish(read, devices, unresolved, &self.request.options, self.store)
     }
 
     /// Publishes every layer that waited for others which are published now.
@@ -370,8 +404,8 @@ impl<'c> Stack<'c> {
     }
 
     fn settle(&self, index: usize, mut read: ReadLayer, below: &[Record]) -> Result<Record, LayerError> {
-        let lower = stack::settle(&mut read, below, self.store, self.request.options.overlay)?;
-        let record = layer::publish(read, &lower, Unresolved::default(), &self.request.options, self.store)?;
+        let devices = stack::settle(&mut read, below, self.store, self.dedup, self.request.options.overlay)?;
+        let record = self.publish(read, &devices, Unresolved::default())?;
         self.remember(index, true, &record)?;
         Ok(record)
     }
@@ -403,23 +437,32 @@ impl<'c> Stack<'c> {
     }
 
     fn remember(&self, index: usize, with_lower: bool, record: &Record) -> Result<(), LayerError> {
-        if let Some(key) = self.key(index, with_lower) {
+        if let Some(key) = self.key(index, with_lower, self.dedup) {
             let json = serde_json::to_vec(record).expect("a record always serialises");
             self.store.write_record(&key, &json)?;
         }
         Ok(())
     }
 
+    /// The keys under which a layer may be found that is as good as a new one. A layer that refers to no other one's
+    /// blobs is that for a run with deduplication too: all of it is in the store already.
+    fn keys(&self, index: usize) -> Vec<String> {
+        let ways = if self.dedup.is_some() { &[self.dedup, None][..] } else { &[None] };
+        let keys = ways.iter().flat_map(|dedup| [false, true].map(|with_lower| self.key(index, with_lower, *dedup)));
+        keys.flatten().collect()
+    }
+
     /// What decides a layer's bytes: its own source, the options and, where it took something from them, the layers
-    /// below. `None` when the source is only known by reading it.
-    fn key(&self, index: usize, with_lower: bool) -> Option<String> {
+    /// below. `None` when the source is only known by reading it. What a dictionary knew is not part of it: a layer that
+    /// an earlier run made with less is in the store.
+    fn key(&self, index: usize, with_lower: bool, dedup: Option<&Session<'_>>) -> Option<String> {
         let identity = |layer: &SourceLayer| {
             let id = layer.digest.or(layer.diff_id)?;
             Some(format!("{id} {}", layer.diff_id.map_or_else(String::new, |d| d.to_string())))
         };
         let lower = if with_lower { &self.layers[..index] } else { &[] };
         let lower: Option<Vec<String>> = lower.iter().map(identity).collect();
-        let text = serde_json::json!({
+        let mut text = serde_json::json!({
             "version": FORMAT_VERSION,
             "source": identity(&self.layers[index])?,
             "whole": self.whole,
@@ -429,6 +472,9 @@ impl<'c> Stack<'c> {
             "compress": self.request.options.compress.map(|c| (c.codec.to_string(), c.cluster_bits)),
             "overlay": self.request.options.overlay,
         });
+        if let Some(session) = dedup {
+            text["dedup"] = session.dedup().shape().into();
+        }
         Some(Digest::of(text.to_string().as_bytes()).hex())
     }
 }

@@ -73,7 +73,10 @@ pub struct Counts {
     pub whiteouts: u64,
     /// Directories whose lower contents are hidden.
     pub opaques: u64,
-    /// Bytes not stored because the same chunk was there already.
+    /// Bytes of the layer's own data blob.
+    #[serde(default)]
+    pub own_bytes: u64,
+    /// Bytes not stored because the layer has the same chunk already.
     pub deduplicated_bytes: u64,
     /// Regular files with compressed clusters.
     #[serde(default)]
@@ -84,4 +87,16 @@ pub struct Counts {
     /// Bytes of the same clusters as they are stored, padding included.
     #[serde(default)]
     pub compressed_stored_bytes: u64,
+    /// Bytes not stored because a blob of another layer has the same chunk, in whole blocks.
+    #[serde(default)]
+    pub referred_bytes: u64,
+    /// Distinct chunks of those.
+    #[serde(default)]
+    pub referred_chunks: u64,
+    /// Blobs of other layers that have them.
+    #[serde(default)]
+    pub referred_blobs: u64,
+    /// Distinct chunks that were looked up in the dictionary.
+    #[serde(default)]
+    pub lookups: u64,
 }

@@ -6,6 +6,7 @@ pub mod chunk_table;
 pub mod compress;
 pub mod convert;
 pub mod design;
+pub mod dictionary;
 pub mod entry;
 pub mod erofs;
 pub mod extent;

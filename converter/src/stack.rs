@@ -16,6 +16,7 @@ pub(crate) mod fold;
 
 use crate::blob::spool::Spool;
 use crate::compress::linked;
+use crate::dictionary::Session;
 use crate::entry::{Timestamp, Warning, Xattr, printable};
 use crate::erofs::format::{BLOCK_BITS, FileType, encode_device};
 use crate::erofs::read::{self, Data, ReadError};
@@ -61,8 +62,9 @@ pub(crate) fn leave_open(layer: &mut ReadLayer) -> Unresolved {
     unresolved
 }
 
-/// Settles what `layer` left open against `below`, bottom first. Returns the lower layers' blobs that its files now
-/// refer to, as devices behind its own.
+/// Settles what `layer` left open against `below`, bottom first, and arranges its data. Returns the blobs of other layers
+/// that its files now refer to, as devices behind its own: those with equal chunks, then those of files that it links
+/// to.
 ///
 /// # Errors
 /// When a hard link leads nowhere, or a lower metadata image cannot be read.
@@ -70,6 +72,7 @@ pub(crate) fn settle(
     layer: &mut ReadLayer,
     below: &[Record],
     store: &Store,
+    dedup: Option<&Session<'_>>,
     overlay: OverlayXattrs,
 ) -> Result<Vec<Existing>, LayerError> {
     let below = Below::new(Lower::open_all(below, store)?, overlay)?;
@@ -82,8 +85,6 @@ pub(crate) fn settle(
         if moves.is_empty() {
             if round > 0 {
                 layer.tree.remove_idle_whiteouts();
-                // Files are elsewhere in tree order now.
-                layer.order_again(store)?;
             }
             break;
         }
@@ -103,8 +104,10 @@ pub(crate) fn settle(
         }
         layer.tree.sort();
     }
+    // Files have their places in tree order now.
+    layer.arrange(store, dedup)?;
     let first_device = if layer.data.is_some() { 2 } else { 1 };
-    let mut links = Links { devices: Vec::new(), first_device, below: &below, overlay };
+    let mut links = Links { devices: layer.foreign.clone(), first_device, below: &below, overlay };
     links.resolve(layer)?;
     Ok(links.devices)
 }
@@ -367,7 +370,7 @@ impl Links<'_> {
     /// The number that device `device` of a lower image has in this layer.
     fn device(&mut self, image: &below::Lower, device: u16) -> Result<u16, LayerError> {
         let blob = *image.blob(device)?;
-        let index = self.devices.iter().position(|b| *b == blob).unwrap_or_else(|| {
+        let index = self.devices.iter().position(|b| b.blob == blob.blob).unwrap_or_else(|| {
             self.devices.push(blob);
             self.devices.len() - 1
         });

@@ -25,15 +25,19 @@ const PACKAGES: [&str; 16] = [
     "webpack@5.104.1",
 ];
 
-/// Installs the packages with what they depend on as of one day, without running their scripts.
 pub(super) fn build(work: &Path, out: &Path) -> Result<()> {
+    install(&PACKAGES, work, out)
+}
+
+/// Installs packages with what they depend on as of one day, without running their scripts.
+pub(super) fn install(packages: &[&str], work: &Path, out: &Path) -> Result<()> {
     tool::require("npm", "npm")?;
     let app = work.join("root/app");
     fs::create_dir_all(&app)?;
     fs::write(app.join("package.json"), r#"{"name":"app","version":"1.0.0","private":true}"#)?;
     let mut npm = pack::quiet("npm");
     npm.args(["install", "--loglevel=error", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"]);
-    npm.args(["--before=2026-11-01", "--os=linux", "--cpu=x64", "--libc=glibc"]).args(PACKAGES).current_dir(&app);
+    npm.args(["--before=2026-11-01", "--os=linux", "--cpu=x64", "--libc=glibc"]).args(packages).current_dir(&app);
     pack::run(&mut npm)?;
     // It names the registry that the packages came from, which differs from place to place.
     fs::remove_file(app.join("node_modules/.package-lock.json"))?;

@@ -29,8 +29,12 @@ const PACKAGES: [&str; 20] = [
     "tzdata==2026.6",
 ];
 
-/// Installs the wheels for one named platform, whatever Python runs pip.
 pub(super) fn build(work: &Path, out: &Path) -> Result<()> {
+    install(&PACKAGES, work, out)
+}
+
+/// Installs wheels for one named platform, whatever Python runs pip.
+pub(super) fn install(packages: &[&str], work: &Path, out: &Path) -> Result<()> {
     tool::require("python3", "python3-pip")?;
     let root = work.join("root");
     let mut pip = pack::quiet("python3");
@@ -40,7 +44,7 @@ pub(super) fn build(work: &Path, out: &Path) -> Result<()> {
     for glibc in ["manylinux2014", "manylinux_2_27", "manylinux_2_28"] {
         pip.arg(format!("--platform={glibc}_x86_64"));
     }
-    pip.arg("--target").arg(root.join("usr/local/lib/python3.11/site-packages")).args(PACKAGES);
+    pip.arg("--target").arg(root.join("usr/local/lib/python3.11/site-packages")).args(packages);
     pack::run(&mut pip)?;
     pack::tree(&root, "usr", out)
 }

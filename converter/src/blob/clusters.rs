@@ -8,9 +8,11 @@
 //! The blob is canonical as a plain one is: the clusters of all files in tree order, without gaps. Clusters are handed to
 //! [`Pool`] and come back in order; one that was seen before is not compressed again.
 
-use super::{BlobTooLarge, ChunkSizes, Contents, Segments, bits_to_cover, is_zero, key};
+use super::foreign::{FOREIGN, Find, Foreign, Found, OWN, Wanted};
+use super::{BlobTooLarge, ChunkError, ChunkSizes, Contents, Segments, bits_to_cover, is_zero, key};
 use crate::chunk_table::{Input, Record};
 use crate::compress::{Compress, Piece, Pool};
+use crate::dictionary::DictionaryError;
 use crate::erofs::format::{BLOCK_BITS, BLOCK_SIZE, NULL_BLOCK};
 use crate::extent::{Chunked, ClusterRun, Compressed, FileData, Runs};
 use crate::tree::{InodeId, Kind, Tree};
@@ -51,9 +53,11 @@ impl Cut {
 
 /// Cuts files into clusters, and places those that are new.
 #[derive(Debug)]
-pub struct ClusterWriter {
+pub struct ClusterWriter<'f> {
     sizes: ChunkSizes,
     compress: Compress,
+    find: Option<&'f dyn Find>,
+    foreign: Foreign,
     segments: Segments,
     pool: Pool,
     /// By content: position in `inputs`.
@@ -88,13 +92,15 @@ struct OpenFile {
     open: Option<(u64, Piece)>,
 }
 
-impl ClusterWriter {
-    /// An empty blob.
+impl<'f> ClusterWriter<'f> {
+    /// An empty blob. Clusters that `find` finds elsewhere, compressed or plain, are not put into it.
     #[must_use]
-    pub fn new(sizes: ChunkSizes, compress: Compress) -> Self {
+    pub fn new(sizes: ChunkSizes, compress: Compress, find: Option<&'f dyn Find>) -> Self {
         Self {
             sizes,
             compress,
+            find,
+            foreign: Foreign::default(),
             segments: Segments::default(),
             pool: Pool::new(compress.codec),
             known: HashTable::new(),
@@ -129,7 +135,7 @@ impl ClusterWriter {
     ///
     /// # Panics
     /// Without [`ClusterWriter::begin`], or past the file's size.
-    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), BlobTooLarge> {
+    pub fn data(&mut self, mut offset: u64, mut bytes: &[u8]) -> Result<(), ChunkError> {
         while !bytes.is_empty() {
             let file = self.file.as_mut().expect("a file was begun");
             let index = file.cut.index_of(offset);
@@ -159,7 +165,7 @@ impl ClusterWriter {
     ///
     /// # Panics
     /// Without [`ClusterWriter::begin`].
-    pub fn end(&mut self) -> Result<FileData, BlobTooLarge> {
+    pub fn end(&mut self) -> Result<FileData, ChunkError> {
         self.close()?;
         let mut file = self.file.take().expect("a file was begun");
         let size = file.cut.size;
@@ -177,7 +183,7 @@ impl ClusterWriter {
         Ok(FileData::Compressed(Compressed { size, algorithm, first: file.first, count }))
     }
 
-    fn close(&mut self) -> Result<(), BlobTooLarge> {
+    fn close(&mut self) -> Result<(), ChunkError> {
         let mut file = self.file.take().expect("a file was begun");
         if let Some((index, mut piece)) = file.open.take() {
             piece.input.resize(usize::try_from(file.cut.len_of(index)).expect("at most 1.5 MiB"), 0);
@@ -196,7 +202,7 @@ impl ClusterWriter {
     }
 
     /// Gives all clusters of `file` up to `end` their entries: they are zeros.
-    fn zeros(&mut self, file: &mut OpenFile, end: u64) -> Result<(), BlobTooLarge> {
+    fn zeros(&mut self, file: &mut OpenFile, end: u64) -> Result<(), ChunkError> {
         while file.done < end {
             let len = file.cut.len_of(file.done);
             let last = file.cut.clusters() - 1;
@@ -218,7 +224,7 @@ impl ClusterWriter {
     }
 
     /// Gives the next `repeat` clusters of `file` their entry.
-    fn place(&mut self, file: &OpenFile, mut piece: Piece, repeat: u32, zero: bool) -> Result<(), BlobTooLarge> {
+    fn place(&mut self, file: &OpenFile, mut piece: Piece, repeat: u32, zero: bool) -> Result<(), ChunkError> {
         let digest = *blake3::hash(&piece.input).as_bytes();
         let (compress, inputs) = (file.compress, &self.inputs);
         let same = |i: &u32| inputs[*i as usize].digest == digest && inputs[*i as usize].compress == compress;
@@ -229,6 +235,10 @@ impl ClusterWriter {
             }
             self.pool.recycle(piece);
             *number
+        } else if let Some(run) = self.find_elsewhere(file, &digest, &piece.input, zero)? {
+            self.pool.recycle(piece);
+            self.runs.push_cluster(file.first, ClusterRun { repeat, ..run });
+            return Ok(());
         } else {
             let number = u32::try_from(self.inputs.len()).map_err(|_| BlobTooLarge)?;
             self.inputs.push(Handed { digest, len, compress, zero });
@@ -238,9 +248,42 @@ impl ClusterWriter {
             self.collect(false)?;
             number
         };
-        let run = ClusterRun { repeat, len, block: number, blocks: 0, device: 1, compressed: false };
+        let run = ClusterRun { repeat, len, block: number, blocks: 0, device: OWN, compressed: false };
         self.runs.push_cluster(file.first, run);
         Ok(())
+    }
+
+    /// The entry of a cluster that another blob has. Zeros, and clusters of files that stay plain, are not looked for:
+    /// there are few of either.
+    fn find_elsewhere(
+        &mut self,
+        file: &OpenFile,
+        digest: &[u8; 32],
+        bytes: &[u8],
+        zero: bool,
+    ) -> Result<Option<ClusterRun>, DictionaryError> {
+        let len = u32::try_from(bytes.len()).expect("at most 1.5 MiB");
+        let run =
+            |at, blocks, compressed| ClusterRun { repeat: 1, len, block: at, blocks, device: FOREIGN, compressed };
+        let Some(find) = self.find.filter(|_| file.compress && !zero) else { return Ok(None) };
+        if let Some(chunk) = self.foreign.find(digest) {
+            self.deduplicated += u64::from(len);
+            let compressed = chunk.record.input.is_some_and(|input| input.algorithm.is_some());
+            return Ok(Some(run(chunk.at, chunk.record.blocks, compressed)));
+        }
+        self.foreign.lookups += 1;
+        let algorithm = self.compress.codec.algorithm();
+        let cluster = find.find(Wanted::Cluster { digest, bytes, algorithm })?;
+        let (found, algorithm): (Found, _) = match cluster {
+            Some(found) => (found, Some(algorithm)),
+            None => match find.find(Wanted::Plain { digest: &padded(digest, bytes), bytes, across: true })? {
+                Some(found) => (found, None),
+                None => return Ok(None),
+            },
+        };
+        let input = Some(Input { digest: *digest, len, algorithm });
+        let at = self.foreign.insert(*digest, input, &found);
+        Ok(at.map(|at| run(at, found.blocks, algorithm.is_some())))
     }
 
     /// Appends to the blob what the pool has done.
@@ -264,7 +307,7 @@ impl ClusterWriter {
     pub fn finish(mut self) -> Result<(Contents, Segments), BlobTooLarge> {
         self.collect(true)?;
         for run in self.runs.all_clusters_mut() {
-            if run.block != NULL_BLOCK {
+            if run.block != NULL_BLOCK && run.device == OWN {
                 let record = &self.stored[run.block as usize];
                 run.block = record.start;
                 run.blocks = record.blocks;
@@ -275,9 +318,19 @@ impl ClusterWriter {
         self.segments.finish();
         let zeros = self.inputs.iter().zip(&self.stored).filter(|(input, _)| input.zero);
         let zeros = zeros.map(|(_, record)| record.start).collect();
-        let Self { runs, stored, deduplicated, segments, .. } = self;
-        Ok((Contents { runs, stored, blocks, deduplicated, packed: true, zeros }, segments))
+        let Self { runs, stored, deduplicated, segments, foreign, .. } = self;
+        Ok((Contents { runs, stored, blocks, deduplicated, packed: true, zeros, foreign }, segments))
     }
+}
+
+/// BLAKE3 of `bytes`, whose own it is `digest`, padded to whole blocks.
+fn padded(digest: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
+    let padding = bytes.len().next_multiple_of(BLOCK_SIZE as usize) - bytes.len();
+    if padding == 0 {
+        return *digest;
+    }
+    let zeros = [0; BLOCK_SIZE as usize];
+    *blake3::Hasher::new().update(bytes).update(&zeros[..padding]).finalize().as_bytes()
 }
 
 /// Decides what each file is, now that all its clusters are known. One that has no compressed cluster becomes an
@@ -307,7 +360,7 @@ fn is_too_sparse(file: &Compressed, clusters: &[ClusterRun], zeros: &HashSet<u32
     let (mut zero, mut saved) = (0, 0);
     for run in clusters {
         let (repeat, plain) = (u64::from(run.repeat), u64::from(run.len).div_ceil(block));
-        if run.compressed && zeros.contains(&run.block) {
+        if run.compressed && run.device == OWN && zeros.contains(&run.block) {
             zero += repeat * plain;
         } else {
             saved += repeat * plain.saturating_sub(u64::from(run.blocks));

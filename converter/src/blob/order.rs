@@ -2,6 +2,7 @@
 
 pub(super) mod packed;
 
+use super::foreign::OWN;
 use super::{BlobTooLarge, Contents, Known, Segments};
 use crate::chunk_table::Record;
 use crate::compress::DecompressError;
@@ -32,8 +33,8 @@ pub enum OrderError {
     },
 }
 
-/// Each chunk of `file` that is not a hole: (first block, number of blocks).
-fn chunks_of<'r>(file: &Chunked, runs: &'r Runs) -> impl Iterator<Item = (u64, u32)> + use<'r> {
+/// Each chunk of `file` that is not a hole: (device, first block, number of blocks).
+fn chunks_of<'r>(file: &Chunked, runs: &'r Runs) -> impl Iterator<Item = (u16, u64, u32)> + use<'r> {
     let (size, bits) = (file.size, u32::from(file.chunk_bits));
     let mut index = 0u64;
     runs.of(file).iter().flat_map(move |run| {
@@ -44,7 +45,7 @@ fn chunks_of<'r>(file: &Chunked, runs: &'r Runs) -> impl Iterator<Item = (u64, u
             let len = (size - ((first + i) << bits)).min(1 << bits);
             let blocks =
                 u32::try_from(len.div_ceil(u64::from(BLOCK_SIZE))).expect("a chunk with data is at most 1 MiB");
-            (u64::from(run.block) + (i << (bits - BLOCK_BITS)), blocks)
+            (run.device, u64::from(run.block) + (i << (bits - BLOCK_BITS)), blocks)
         })
     })
 }
@@ -56,7 +57,8 @@ fn files<'t>(tree: &'t Tree, order: &'t [(InodeId, u32)]) -> impl Iterator<Item 
     })
 }
 
-/// Whether the blob holds the chunks of the tree's files in tree order, each once, and nothing else.
+/// Whether the layer's own blob holds the chunks of the tree's files that refer to it in tree order, each once, and
+/// nothing else.
 #[must_use]
 pub fn is_canonical(tree: &Tree, order: &[(InodeId, u32)], contents: &Contents) -> bool {
     if contents.packed {
@@ -64,7 +66,10 @@ pub fn is_canonical(tree: &Tree, order: &[(InodeId, u32)], contents: &Contents) 
     }
     let mut end = 0u64;
     for (_, file) in files(tree, order) {
-        for (block, blocks) in chunks_of(&file, &contents.runs) {
+        for (device, block, blocks) in chunks_of(&file, &contents.runs) {
+            if device != OWN {
+                continue;
+            }
             let segment = u64::from(SEGMENT_BLOCKS);
             let expected =
                 if end % segment + u64::from(blocks) > segment { end.next_multiple_of(segment) } else { end };
@@ -78,8 +83,9 @@ pub fn is_canonical(tree: &Tree, order: &[(InodeId, u32)], contents: &Contents) 
     end == u64::from(contents.blocks)
 }
 
-/// Copies the chunks that the tree's files use from `old` into tree order. `emit` gets the new blob's segments in
-/// order. The tree's files are changed to refer to the result. Compressed files in `plain` are stored plain.
+/// Copies the chunks of the layer's own blob that the tree's files use from `old` into tree order; those on other
+/// devices stay there. `emit` gets the new blob's segments in order. The tree's files are changed to refer to the
+/// result. Compressed files in `plain` are stored plain. A read of `old` is of a whole chunk.
 ///
 /// # Errors
 /// When reading or emitting fails.
@@ -102,13 +108,15 @@ pub fn rewrite(
         old.read_exact_at(bytes, u64::from(block) * u64::from(BLOCK_SIZE))?;
         Ok::<_, OrderError>(digests[&block])
     };
-    let gathered = gather(tree, order, contents.runs, fetch, |segment| Ok(emit(segment)?))?;
+    let own = |device| device == OWN;
+    let gathered = gather(tree, order, contents.runs, own, fetch, |segment| Ok(emit(segment)?))?;
     Ok(Contents { deduplicated: contents.deduplicated, ..gathered })
 }
 
-/// Makes one blob of the chunks that the tree's files use, in tree order, each once whatever blob it is in. `fetch` reads
-/// a chunk (device, first block, its bytes) and tells its BLAKE3; `emit` gets the new blob's segments in order. The
-/// tree's files are changed to refer to the result, as device 1.
+/// Makes one blob of the chunks that the tree's files use on the devices that `which` says, in tree order, each once
+/// whatever blob it is in; chunks on other devices stay there. `fetch` reads a chunk (device, first block, its bytes) and
+/// tells its BLAKE3; `emit` gets the new blob's segments in order. The tree's files are changed to refer to the result, as
+/// device 1.
 ///
 /// # Errors
 /// What `fetch` and `emit` fail with, and when the blob would be too large.
@@ -119,6 +127,7 @@ pub fn gather<E: From<BlobTooLarge>>(
     tree: &mut Tree,
     order: &[(InodeId, u32)],
     old: Runs,
+    which: impl Fn(u16) -> bool,
     mut fetch: impl FnMut(u16, u32, &mut [u8]) -> Result<[u8; 32], E>,
     mut emit: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<Contents, E> {
@@ -138,8 +147,12 @@ pub fn gather<E: From<BlobTooLarge>>(
                 continue;
             }
             for _ in 0..run.chunks {
-                let (block, blocks) = chunks.next().expect("the run has this many");
+                let (_, block, blocks) = chunks.next().expect("the run has this many");
                 let block = u32::try_from(block).map_err(|_| BlobTooLarge)?;
+                if !which(run.device) {
+                    runs.push(first, run.device, block, blocks_a_chunk);
+                    continue;
+                }
                 let place = match moved.get(&(run.device, block, blocks)) {
                     Some(place) => *place,
                     None => {
@@ -162,7 +175,7 @@ pub fn gather<E: From<BlobTooLarge>>(
                         place
                     }
                 };
-                runs.push(first, 1, place, blocks_a_chunk);
+                runs.push(first, OWN, place, blocks_a_chunk);
             }
         }
         let count = runs.next() - first;
@@ -179,5 +192,5 @@ pub fn gather<E: From<BlobTooLarge>>(
 /// Whether a chunk with data of the tree's files is longer than a segment, so that [`gather`] cannot place it.
 #[must_use]
 pub fn has_long_chunks(tree: &Tree, order: &[(InodeId, u32)], runs: &Runs) -> bool {
-    files(tree, order).any(|(_, file)| chunks_of(&file, runs).any(|(_, blocks)| blocks > SEGMENT_BLOCKS))
+    files(tree, order).any(|(_, file)| chunks_of(&file, runs).any(|(.., blocks)| blocks > SEGMENT_BLOCKS))
 }

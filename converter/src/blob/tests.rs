@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 /// Writes `files` (contents, and ranges that are not given) and returns (blob, contents, file data).
 fn blob_of(sizes: ChunkSizes, files: &[Vec<u8>]) -> (Vec<u8>, Contents, Vec<Chunked>) {
-    let mut writer = BlobWriter::new(sizes);
+    let mut writer = BlobWriter::new(sizes, None);
     let mut all = Vec::new();
     let mut bytes = Vec::new();
     for contents in files {
@@ -88,7 +88,7 @@ fn same_contents_are_stored_once_and_zeros_never() {
 
 #[test]
 fn t09_t15_holes_cost_one_chunk_or_few() {
-    let mut writer = BlobWriter::new(ChunkSizes::default());
+    let mut writer = BlobWriter::new(ChunkSizes::default(), None);
     writer.begin(1 << 40);
     let FileData::Chunked(hole) = writer.end().unwrap() else { panic!() };
     assert_eq!(hole.chunks(), 1);

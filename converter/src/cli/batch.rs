@@ -8,6 +8,7 @@ use clap::Args as ClapArgs;
 use converter::batch::{self, Done, Failure, Item, Outcome, Place, Settings, Status, Totals, Work};
 use converter::convert::plan::{Plan, existing, plan};
 use converter::convert::{Request, convert_merged_as};
+use converter::dictionary::Dedup;
 use converter::progress::Progress;
 use fs3_client::{Store, StoreError, StoreLocation, StoreOptions};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -81,9 +82,18 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         Some(store) if !args.dry_run => Place::Store(store),
         store => Place::DryRun(store.as_ref()),
     };
+    let dedup = match &place {
+        Place::Store(store) => {
+            let (dedup, warnings) = args.conversion.dedup.open(store)?;
+            warnings.iter().for_each(|warning| eprintln!("warning: {}", warning.message));
+            dedup
+        }
+        Place::DryRun(_) => args.conversion.dedup.dry(),
+    };
     let layers = options::jobs(args.layer_jobs);
     let work: Arc<dyn Work> = Arc::new(Images {
         conversion: args.conversion.clone(),
+        dedup,
         layers,
         skip_existing: args.skip_existing,
         dry_run: args.dry_run,
@@ -149,6 +159,8 @@ fn verdict(totals: &Totals, signal: usize, dry_run: bool) -> anyhow::Result<()> 
 /// The conversion of one image.
 struct Images {
     conversion: ConversionArgs,
+    /// One dictionary for all.
+    dedup: Option<Dedup>,
     layers: usize,
     skip_existing: bool,
     dry_run: bool,
@@ -156,7 +168,7 @@ struct Images {
 
 impl Images {
     fn request(&self, item: &Item) -> Request {
-        let mut request = self.conversion.request(item.source.clone(), self.layers);
+        let mut request = self.conversion.request(item.source.clone(), self.layers, self.dedup.clone());
         if let Some(platform) = &item.platform {
             request.platform = platform.clone();
         }

@@ -61,12 +61,14 @@ pub(super) struct Args {
 /// Runs `convert`.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let request = args.conversion.request(args.source.clone(), options::jobs(args.jobs));
+    let request = |dedup| args.conversion.request(args.source.clone(), options::jobs(args.jobs), dedup);
     if args.dry_run {
-        return dry_run(args, &request);
+        return dry_run(args, &request(args.conversion.dedup.dry()));
     }
     let store = Store::create_at(&args.store, &StoreOptions::from_env(&args.store.to_string()))?;
     store.sweep()?;
+    let (dedup, mut notes) = args.conversion.dedup.open(&store)?;
+    let request = request(dedup);
     let converted = if args.json || args.quiet {
         convert_merged_as(&args.name, &request, args.conversion.merge_under, &store, &Silent)
     } else if io::stderr().is_terminal() {
@@ -77,7 +79,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         convert_merged_as(&args.name, &request, args.conversion.merge_under, &store, &Lines)
     };
-    let report = Report::new(&args.name, &converted?, began.elapsed())?;
+    let mut converted = converted?;
+    notes.append(&mut converted.warnings);
+    converted.warnings = notes;
+    let report = Report::new(&args.name, &converted, began.elapsed())?;
     if args.json {
         return output::print(|out| output::json(out, &report));
     }
@@ -146,10 +151,16 @@ struct Totals {
     inline_files: u64,
     whiteouts: u64,
     opaques: u64,
+    own_bytes: u64,
     deduplicated_bytes: u64,
     compressed_files: u64,
     compressed_plain_bytes: u64,
     compressed_stored_bytes: u64,
+    referred_bytes: u64,
+    referred_chunks: u64,
+    /// By layer: a blob counts for each that refers to it.
+    referred_blobs: u64,
+    lookups: u64,
     seconds: f64,
 }
 
@@ -192,10 +203,15 @@ impl Report {
             inline_files: sum(&|l| l.counts.inline_files),
             whiteouts: sum(&|l| l.counts.whiteouts),
             opaques: sum(&|l| l.counts.opaques),
+            own_bytes: sum(&|l| l.counts.own_bytes),
             deduplicated_bytes: sum(&|l| l.counts.deduplicated_bytes),
             compressed_files: sum(&|l| l.counts.compressed_files),
             compressed_plain_bytes: sum(&|l| l.counts.compressed_plain_bytes),
             compressed_stored_bytes: sum(&|l| l.counts.compressed_stored_bytes),
+            referred_bytes: sum(&|l| l.counts.referred_bytes),
+            referred_chunks: sum(&|l| l.counts.referred_chunks),
+            referred_blobs: sum(&|l| l.counts.referred_blobs),
+            lookups: sum(&|l| l.counts.lookups),
             seconds: took.as_secs_f64(),
         };
         Ok(Self {
@@ -224,17 +240,18 @@ impl Report {
             .iter()
             .enumerate()
             .map(|(index, layer)| {
-                let data: u64 = layer.data.iter().map(|blob| blob.size).sum();
                 vec![
                     index.to_string(),
                     layer.source_bytes.map_or_else(|| "-".to_owned(), output::size),
                     output::size(layer.metadata.size),
-                    output::size(data),
+                    output::size(layer.counts.own_bytes),
                     layer.counts.files.to_string(),
                     layer.counts.inline_files.to_string(),
                     layer.counts.whiteouts.to_string(),
                     layer.counts.opaques.to_string(),
                     output::size(layer.counts.deduplicated_bytes),
+                    output::size(layer.counts.referred_bytes),
+                    layer.counts.referred_blobs.to_string(),
                     if layer.reused { "reused".to_owned() } else { format!("{:.2} s", layer.seconds) },
                 ]
             })
@@ -249,6 +266,8 @@ impl Report {
             ">WHITEOUTS",
             ">OPAQUE",
             ">DEDUP",
+            ">ELSEWHERE",
+            ">BLOBS",
             ">TIME",
         ];
         if compressed {

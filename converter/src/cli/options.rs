@@ -1,9 +1,11 @@
 //! Options of every command that converts: what shapes the layers, and what they may cost.
 
+use super::dedup::DedupArgs;
 use super::registry::RegistryArgs;
 use clap::Args as ClapArgs;
 use converter::compress::{Codec, Compress};
 use converter::convert::Request;
+use converter::dictionary::Dedup;
 use converter::layer::Options;
 use converter::manifest::OverlayXattrs;
 use converter::merge::Under;
@@ -41,6 +43,8 @@ pub(super) struct ConversionArgs {
     #[arg(long, value_name = "N", default_value_t = Options::default().max_inodes)]
     max_inodes: u32,
     #[command(flatten)]
+    pub(super) dedup: DedupArgs,
+    #[command(flatten)]
     registry: RegistryArgs,
 }
 
@@ -65,10 +69,10 @@ impl ConversionArgs {
         }
     }
 
-    /// What is asked for `source`, with up to `jobs` layers at a time.
-    pub(super) fn request(&self, source: SourceRef, jobs: usize) -> Request {
+    /// What is asked for `source`, with up to `jobs` layers at a time; `dedup` is what [`DedupArgs::open`] gave.
+    pub(super) fn request(&self, source: SourceRef, jobs: usize, dedup: Option<Dedup>) -> Request {
         let (platform, registry) = (self.platform.clone(), self.registry.options());
-        Request { source, platform, options: self.options(), jobs, registry }
+        Request { source, platform, options: self.options(), jobs, registry, dedup }
     }
 }
 

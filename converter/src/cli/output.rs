@@ -41,6 +41,22 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
+/// A number of bytes as people write it: digits, and perhaps KiB, MiB, GiB or TiB (or K, M, G, T).
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let shift = match unit.trim_start() {
+        "" | "B" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        other => return Err(format!("`{other}` is no unit: KiB, MiB, GiB, TiB")),
+    };
+    let number: u64 = digits.parse().map_err(|_| "not a number of bytes".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
 /// A table with aligned columns; columns whose head starts with `>` are right-aligned.
 pub(super) fn table(out: &mut impl Write, head: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let title = |column: usize| head[column].trim_start_matches('>');
@@ -69,6 +85,15 @@ mod tests {
     fn sizes() {
         let all = [0, 1023, 1024, 102_399, 102_400, 1 << 20, u64::MAX].map(size);
         assert_eq!(all, ["0 B", "1023 B", "1.0 KiB", "99.9 KiB", "100 KiB", "1.0 MiB", "16383 PiB"]);
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        let all = ["0", "12", "1KiB", "512 MiB", "3G", "1TiB"].map(|text| parse_size(text).unwrap());
+        assert_eq!(all, [0, 12, 1 << 10, 512 << 20, 3 << 30, 1 << 40]);
+        for text in ["", "MiB", "1 MB", "-1", "1.5G", "99999999999999999999", "99999999TiB"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a conversion would do, without doing it.
 
 use super::{Request, Stack, origin_size};
+use crate::dictionary::Session;
 use crate::layer::Record;
 use crate::manifest::{self, annotation, digest_of};
 use crate::merge::Under;
@@ -39,9 +40,9 @@ pub fn plan(request: &Request, store: Option<&Store>, scratch: &Path) -> Result<
     let source = source::resolve(&request.source, &request.platform, scratch, &request.registry)?;
     let layers = source.layers.iter().enumerate().map(|(index, layer)| {
         let reused = store.is_some_and(|store| {
-            let stack = Stack::new(&source, request, store, &Silent);
-            let keys = [stack.key(index, false), stack.key(index, true)];
-            keys.into_iter().flatten().any(|key| stack.recall(&key).is_ok_and(|found| found.is_some()))
+            let dedup = request.dedup.as_ref().map(|dedup| Session::new(dedup, store));
+            let stack = Stack::new(&source, request, store, dedup.as_ref(), &Silent);
+            stack.keys(index).iter().any(|key| stack.recall(key).is_ok_and(|found| found.is_some()))
         });
         PlannedLayer { source: layer.digest, source_bytes: layer.size.or_else(|| origin_size(&layer.origin)), reused }
     });

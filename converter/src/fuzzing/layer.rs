@@ -51,6 +51,7 @@ fn run(source: &Path, store: &Path, compress: Option<Compress>) -> Result<Record
         options: Options { max_plain: 16 << 20, max_inodes: 10_000, compress, ..Options::default() },
         jobs: 1,
         registry: Default::default(),
+        dedup: None,
     };
     let outcome = convert(&request, &store, &Silent);
     assert_eq!(names(&store.scratch()), 0, "a temporary file is left");

@@ -91,6 +91,7 @@ mod tests {
             options: Options::default(),
             jobs: 1,
             registry: Default::default(),
+            dedup: None,
         };
         let record = convert(&request, &store, &Silent).unwrap().layers.remove(0).record;
         std::fs::read(store.local_dir().unwrap().blob_path(&record.metadata.digest)).unwrap()

@@ -1,8 +1,10 @@
 //! Why a layer could not be converted, and whose fault that is.
 
-use crate::blob::BlobTooLarge;
+use crate::blob::foreign::CopyError;
 use crate::blob::order::OrderError;
+use crate::blob::{BlobTooLarge, ChunkError};
 use crate::chunk_table::ChunkTableError;
+use crate::dictionary::DictionaryError;
 use crate::erofs::read::ReadError;
 use crate::erofs::write::WriteError;
 use crate::tar::TarError;
@@ -79,6 +81,12 @@ pub enum LayerError {
     /// The chunk table could not be written.
     #[error(transparent)]
     ChunkTable(#[from] ChunkTableError),
+    /// Chunks could not be looked up.
+    #[error(transparent)]
+    Dictionary(Box<DictionaryError>),
+    /// Chunks of another blob could not be copied, since it is not what it should be.
+    #[error("{0}")]
+    Copy(CopyError),
     /// Another layer of the image failed first.
     #[error("stopped, since another layer failed")]
     Cancelled,
@@ -98,6 +106,8 @@ impl LayerError {
             Self::Tar(e) => e.is_corrupt(),
             Self::Store(e) => e.is_corrupt(),
             Self::Lower(e) => e.is_corruption(),
+            Self::Dictionary(e) => e.is_corrupt(),
+            Self::Copy(CopyError::Corrupt { .. }) => true,
             _ => false,
         }
     }
@@ -107,8 +117,23 @@ impl From<OrderError> for LayerError {
     fn from(error: OrderError) -> Self {
         match error {
             OrderError::TooLarge(e) => Self::TooLarge(e),
-            OrderError::Io(e) => Self::Scratch(e),
+            OrderError::Io(e) => e.downcast().map_or_else(Self::Scratch, Self::Copy),
             e @ OrderError::Decompress { .. } => Self::Scratch(io::Error::other(e)),
         }
+    }
+}
+
+impl From<ChunkError> for LayerError {
+    fn from(error: ChunkError) -> Self {
+        match error {
+            ChunkError::TooLarge(e) => Self::TooLarge(e),
+            ChunkError::Dictionary(e) => e.into(),
+        }
+    }
+}
+
+impl From<DictionaryError> for LayerError {
+    fn from(error: DictionaryError) -> Self {
+        Self::Dictionary(Box::new(error))
     }
 }

@@ -126,6 +126,7 @@ pub fn publish(
     layer.tree.mark_for_overlay(options.overlay);
     let mut data = Vec::new();
     let mut chunk_tables = Vec::new();
+    let own_bytes = layer.data.as_ref().map_or(0, |blob| blob.size);
     if let Some(blob) = layer.data.take() {
         let own = BlobRef { digest: blob.digest, size: blob.size };
         let table = chunk_table::to_bytes(&own.digest, layer.contents.blocks, &layer.contents.stored)?;
@@ -154,6 +155,7 @@ pub fn publish(
     staged.publish(&written.digest, written.size)?;
     let mut counts = count(&layer.tree, &order);
     counts.inodes = written.inodes;
+    counts.own_bytes = own_bytes;
     counts.deduplicated_bytes = layer.contents.deduplicated;
     for record in &layer.contents.stored {
         if let Some(input) = record.input.filter(|input| input.algorithm.is_some()) {
@@ -161,6 +163,10 @@ pub fn publish(
             counts.compressed_stored_bytes += u64::from(record.blocks) * block;
         }
     }
+    counts.referred_bytes = layer.referred.bytes;
+    counts.referred_chunks = layer.referred.chunks;
+    counts.referred_blobs = layer.foreign.len() as u64;
+    counts.lookups = layer.referred.lookups;
     Ok(Record {
         source: layer.source.map(|(digest, _)| digest),
         compression: layer.compression,

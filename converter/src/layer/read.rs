@@ -2,11 +2,15 @@
 
 use super::out::BlobOut;
 use super::sink::Sink;
-use super::{LayerError, Options, stream, walk};
+use super::{Existing, LayerError, Options, stream, walk};
+use crate::blob::foreign::{self, Copied, Find, Limits, Referred};
 use crate::blob::spool::Spool;
 use crate::blob::{Contents, clusters, order};
+use crate::dictionary::Session;
 use crate::entry::Warning;
+use crate::erofs::format::BLOCK_SIZE;
 use crate::progress::Progress;
+use crate::read_at::ReadAt;
 use crate::source::{LayerOrigin, SourceLayer};
 use crate::tree::build::Open;
 use crate::tree::{InodeId, Tree};
@@ -28,6 +32,11 @@ pub struct ReadLayer {
     pub spool: Spool,
     /// The data blob, not published yet; `None` when no file needs one.
     pub data: Option<DataBlob>,
+    /// Blobs of other layers that its files refer to because of equal chunks, as devices behind its own, once
+    /// [`ReadLayer::arrange`] has chosen them.
+    pub foreign: Vec<Existing>,
+    /// What it refers to in those.
+    pub referred: Referred,
     /// Digest and length of the stored bytes that were read; `None` for a directory.
     pub source: Option<(Digest, u64)>,
     /// How those were compressed.
@@ -36,6 +45,10 @@ pub struct ReadLayer {
     pub diff_id: Option<Digest>,
     /// Oddities, in the order of the source.
     pub warnings: Vec<Warning>,
+    /// Compressed files that [`ReadLayer::arrange`] stores plain after all.
+    pub(super) plain: HashSet<InodeId>,
+    /// Whether [`ReadLayer::arrange`] was called.
+    pub(super) arranged: bool,
 }
 
 /// A complete data blob under a temporary name.
@@ -49,7 +62,8 @@ pub struct DataBlob {
     pub size: u64,
 }
 
-/// Reads `layer` to its end, checks its digests, and writes its data blob under a temporary name.
+/// Reads `layer` to its end, checks its digests, and writes its data blob under a temporary name, without the chunks
+/// that `dedup` finds elsewhere. Its chunks are in the order of the source: see [`ReadLayer::arrange`].
 ///
 /// # Errors
 /// When the source is not what it says, cannot be a file system, or reading or writing fails. Nothing is left then.
@@ -58,11 +72,12 @@ pub fn read(
     index: usize,
     options: &Options,
     store: &Store,
+    dedup: Option<&Session<'_>>,
     progress: &dyn Progress,
 ) -> Result<ReadLayer, LayerError> {
     let spool = Spool::new(&store.scratch()).map_err(LayerError::Scratch)?;
     let whiteouts = !matches!(layer.origin, LayerOrigin::Dir(_));
-    let mut sink = Sink::new(options, whiteouts, spool);
+    let mut sink = Sink::new(options, whiteouts, spool, dedup.map(|session| session as &dyn Find));
     let mut out = BlobOut::new(store);
     let mut warnings = Vec::new();
     let (source, compression) = match &layer.origin {
@@ -85,50 +100,69 @@ pub fn read(
     out.finish(&segments)?;
     let (mut tree, open) = builder.finish();
     let stored_plain = clusters::settle(&mut tree, &mut contents);
-    let mut layer_read =
-        ReadLayer { tree, open, contents, spool, data: None, source, compression, diff_id: None, warnings };
     let [_, plain, blob] = out.hash.finish();
+    let mut diff_id = None;
     if source.is_some() {
         if let Some(expected) = layer.diff_id.filter(|expected| *expected != plain) {
             return Err(LayerError::DiffId { expected, found: plain });
         }
-        layer_read.diff_id = Some(plain);
+        diff_id = Some(plain);
     }
-    if let Some(staged) = out.staged {
-        layer_read.settle_order(staged, blob, &stored_plain, store)?;
-    }
-    Ok(layer_read)
+    let size = u64::from(contents.blocks) * u64::from(BLOCK_SIZE);
+    let data = out.staged.map(|staged| DataBlob { staged, digest: blob, size });
+    let (foreign, referred) = (Vec::new(), Referred::default());
+    Ok(ReadLayer {
+        tree,
+        open,
+        contents,
+        spool,
+        data,
+        foreign,
+        referred,
+        source,
+        compression,
+        diff_id,
+        warnings,
+        plain: stored_plain,
+        arranged: false,
+    })
 }
 
 impl ReadLayer {
-    /// Puts the blob's chunks in tree order after the tree was changed.
-    pub(crate) fn order_again(&mut self, store: &Store) -> Result<(), LayerError> {
-        match self.data.take() {
-            Some(blob) => self.settle_order(blob.staged, blob.digest, &HashSet::new(), store),
-            None => Ok(()),
-        }
-    }
-
-    /// Keeps the blob when its chunks are in tree order, and no file is to be plain after all; else writes one where
-    /// they are.
-    fn settle_order(
-        &mut self,
-        staged: Staged,
-        digest: Digest,
-        plain: &HashSet<InodeId>,
-        store: &Store,
-    ) -> Result<(), LayerError> {
-        let order = self.tree.order();
-        if plain.is_empty() && order::is_canonical(&self.tree, &order, &self.contents) {
-            let size = u64::from(self.contents.blocks) * u64::from(crate::erofs::format::BLOCK_SIZE);
-            self.data = Some(DataBlob { staged, digest, size });
+    /// Decides which blobs of other layers become devices, and puts the chunks of the layer's own blob in tree order.
+    /// Once, when the tree will not change any more, but for names that are added to files of lower layers.
+    ///
+    /// # Errors
+    /// When the blob cannot be written again, or a chunk of another blob cannot be copied into it.
+    pub(crate) fn arrange(&mut self, store: &Store, dedup: Option<&Session<'_>>) -> Result<(), LayerError> {
+        if std::mem::replace(&mut self.arranged, true) {
             return Ok(());
         }
-        tracing::debug!("entries are not in tree order: rewriting the data blob");
+        let order = self.tree.order();
+        let limits = dedup.map_or_else(Limits::default, |session| session.dedup().limits);
+        let settled = foreign::settle(&mut self.tree, &order, &mut self.contents, &self.plain, limits);
+        (self.foreign, self.referred) = (settled.devices, settled.referred);
+        let old = self.data.take();
+        if !settled.own {
+            // What is in the blob is in no file that stayed, or other blobs have it.
+            self.contents.stored.clear();
+            self.contents.blocks = 0;
+            return Ok(());
+        }
+        if self.plain.is_empty() && order::is_canonical(&self.tree, &order, &self.contents) {
+            self.data = old;
+            return Ok(());
+        }
+        tracing::debug!("chunks are not in tree order, or come from elsewhere: rewriting the data blob");
         let ordered = store.stage("data")?;
         let mut hasher = Hasher::default();
         let contents = std::mem::take(&mut self.contents);
-        self.contents = order::rewrite(&mut self.tree, &order, contents, plain, &*staged, |segment| {
+        let own = old.as_ref().map(|blob| -> &dyn ReadAt { &*blob.staged });
+        let read = |blob: &Existing, at: u64, len: usize| {
+            store.read_range(&blob.blob.digest, at..at + len as u64).map_err(|e| e.to_string())
+        };
+        let old = Copied::new(own, contents.blocks, &settled.copied, read);
+        self.contents = order::rewrite(&mut self.tree, &order, contents, &self.plain, &old, |segment| {
             hasher.update(segment);
             (&*ordered).write_all(segment)
         })?;

@@ -2,6 +2,7 @@
 
 use super::{LayerError, Options};
 use crate::blob::Writer;
+use crate::blob::foreign::Find;
 use crate::blob::spool::Spool;
 use crate::entry::{Entry, EntryKind, EntrySink, Warning};
 use crate::erofs::format::{BLOCK_SIZE, ExtendedInode};
@@ -11,9 +12,9 @@ use crate::tree::build::{self, Builder, Placed};
 
 /// Builds the tree, and sends each file's bytes to the spool or to the data blob.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(super) struct Sink<'f> {
     pub(super) builder: Builder,
-    pub(super) blob: Writer,
+    pub(super) blob: Writer<'f>,
     pub(super) spool: Spool,
     inline_max: u64,
     current: Current,
@@ -27,12 +28,12 @@ enum Current {
     Chunked(InodeId),
 }
 
-impl Sink {
-    pub(super) fn new(options: &Options, whiteouts: bool, spool: Spool) -> Self {
+impl<'f> Sink<'f> {
+    pub(super) fn new(options: &Options, whiteouts: bool, spool: Spool, find: Option<&'f dyn Find>) -> Self {
         let tree = build::Options { whiteouts, overlay: options.overlay, max_inodes: options.max_inodes };
         Self {
             builder: Builder::new(tree),
-            blob: Writer::new(options.chunks, options.compress),
+            blob: Writer::new(options.chunks, options.compress, find),
             spool,
             inline_max: u64::from(options.inline_max),
             current: Current::Nothing,
@@ -52,7 +53,7 @@ impl Sink {
     }
 }
 
-impl EntrySink for Sink {
+impl EntrySink for Sink<'_> {
     type Error = LayerError;
 
     fn entry(&mut self, entry: Entry) -> Result<(), LayerError> {

@@ -34,7 +34,7 @@ struct Piece {
 pub(super) fn stream(
     layer: &SourceLayer,
     options: &Options,
-    sink: &mut Sink,
+    sink: &mut Sink<'_>,
     out: &mut BlobOut<'_>,
     read: &(dyn Fn(u64) -> io::Result<()> + Sync),
     warnings: &mut Vec<Warning>,
@@ -171,7 +171,7 @@ fn read_rest<R: Read>(pieces: &RefCell<Pieces>, mut reader: R) -> Result<(), Lay
 fn parse(
     full: &Receiver<Piece>,
     free: &Sender<Piece>,
-    sink: &mut Sink,
+    sink: &mut Sink<'_>,
     out: &mut BlobOut<'_>,
 ) -> Result<Parser, LayerError> {
     let mut parser = Parser::new(crate::tar::Limits::default());

@@ -22,9 +22,9 @@ const BUFFER: usize = 256 << 10;
 /// Directories kept open at a time: trees may be deeper than a process may have files.
 const OPEN_LEVELS: usize = 64;
 
-struct Walker<'w, 's> {
+struct Walker<'w, 's, 'f> {
     root: &'w Path,
-    sink: &'w mut Sink,
+    sink: &'w mut Sink<'f>,
     out: &'w mut BlobOut<'s>,
     read: &'w mut dyn FnMut(u64),
     warnings: &'w mut Vec<Warning>,
@@ -48,7 +48,7 @@ struct Level {
 
 pub(super) fn walk(
     root: &Path,
-    sink: &mut Sink,
+    sink: &mut Sink<'_>,
     out: &mut BlobOut<'_>,
     read: &mut dyn FnMut(u64),
     warnings: &mut Vec<Warning>,
@@ -87,7 +87,7 @@ pub(super) fn walk(
     Ok(())
 }
 
-impl Walker<'_, '_> {
+impl Walker<'_, '_, '_> {
     fn here(&self) -> PathBuf {
         if self.path.is_empty() { self.root.to_owned() } else { self.root.join(OsStr::from_bytes(&self.path)) }
     }

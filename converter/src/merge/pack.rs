@@ -49,7 +49,7 @@ pub(super) fn pack(
         hasher.update(segment);
         (&*staged).write_all(segment).map_err(MergeError::Scratch)
     };
-    let contents = gather(&mut merged.tree, order, runs, fetch, emit)?;
+    let contents = gather(&mut merged.tree, order, runs, |_| true, fetch, emit)?;
     let blob = BlobRef { size: hasher.len(), digest: hasher.finish() };
     let table = chunk_table::to_bytes(&blob.digest, contents.blocks, &contents.stored)?;
     staged.publish(&blob.digest, blob.size)?;

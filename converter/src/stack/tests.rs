@@ -40,12 +40,12 @@ impl Stack {
         let origin = LayerOrigin::Range { path, offset: 0, len };
         let media_type = TAR_MEDIA_TYPE.to_owned();
         let layer = SourceLayer { media_type, digest: None, size: None, diff_id: None, origin };
-        layer::read(&layer, 0, &Options::default(), &self.store, &Silent).unwrap()
+        layer::read(&layer, 0, &Options::default(), &self.store, None, &Silent).unwrap()
     }
 
     fn push(&mut self, script: &str) -> Result<(), LayerError> {
         let mut read = self.read(script);
-        let lower = settle(&mut read, &self.records, &self.store, OverlayXattrs::Trusted)?;
+        let lower = settle(&mut read, &self.records, &self.store, None, OverlayXattrs::Trusted)?;
         let record = layer::publish(read, &lower, Unresolved::default(), &Options::default(), &self.store)?;
         self.warnings.push(record.warnings.clone());
         self.records.push(record);

@@ -24,6 +24,7 @@ fn converted(work: &Path) -> (Store, manifest::Image) {
         options: crate::layer::Options::default(),
         jobs: 1,
         registry: Default::default(),
+        dedup: None,
     };
     let image = convert(&request, &store, &Silent).unwrap().image;
     (store, image)

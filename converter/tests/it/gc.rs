@@ -259,8 +259,9 @@ fn privileged_on_a_full_disk() {
             options: converter::layer::Options::default(),
             jobs: 1,
             registry: Default::default(),
+            dedup: None,
         };
-        let under = converter::merge::Under::DEFAULT;
+        let under = converter::merge::Under::default();
         let found = existing(&"a:1".parse().unwrap(), &request, under, &opened, &std::env::temp_dir()).unwrap();
         assert!(found.is_some());
     });

@@ -34,6 +34,7 @@ impl Case {
             options: converter::layer::Options::default(),
             jobs: 1,
             registry: Default::default(),
+            dedup: None,
         };
         let image = convert_as(&"team/app:1".parse().unwrap(), &request, &store, &Silent).unwrap().image;
         let path_of = |blob| store.local_dir().unwrap().blob_path(&digest_of(blob).unwrap());

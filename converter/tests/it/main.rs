@@ -12,6 +12,8 @@ mod cases_xattrs;
 mod compressed;
 mod concurrent;
 mod crash;
+mod dedup;
+mod dedup_programs;
 mod determinism;
 mod gc;
 mod guest;

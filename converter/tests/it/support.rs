@@ -112,6 +112,7 @@ pub(crate) fn convert_by(
         options,
         jobs,
         registry: Default::default(),
+        dedup: None,
     };
     convert_as(&"t:t".parse().unwrap(), &request, store, &Silent)
 }

@@ -137,6 +137,7 @@ pub(crate) fn convert_into(
         options,
         jobs,
         registry: Default::default(),
+        dedup: None,
     };
     convert_as(&"case:t".parse().unwrap(), &request, store, &Silent)
 }

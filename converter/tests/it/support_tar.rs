@@ -65,6 +65,7 @@ impl Place {
             options: Options::default(),
             jobs: 2,
             registry: Default::default(),
+            dedup: None,
         };
         convert_as(&"made:1".parse().unwrap(), &request, &self.store, &Silent)
     }

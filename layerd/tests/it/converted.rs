@@ -68,6 +68,7 @@ fn convert_by(store: &StoreDir, name: &str, source: &Path, options: Options) -> 
         options,
         jobs: 2,
         registry: Default::default(),
+        dedup: None,
     };
     convert_as(&name.parse().unwrap(), &request, &store.clone().into(), &Silent).unwrap()
 }

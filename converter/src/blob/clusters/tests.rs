@@ -15,7 +15,7 @@ type Written<'w> = (&'w str, &'w [(u64, Vec<u8>)], u64);
 fn layer(files: &[Written<'_>], compress: Compress) -> (Tree, Contents, Vec<u8>, HashSet<InodeId>) {
     let options = build::Options { whiteouts: true, overlay: OverlayXattrs::Trusted, max_inodes: 1000 };
     let mut builder = Builder::new(options);
-    let mut writer = ClusterWriter::new(ChunkSizes::default(), compress);
+    let mut writer = ClusterWriter::new(ChunkSizes::default(), compress, None);
     let mut blob = Vec::new();
     for (name, pieces, size) in files {
         let kind = EntryKind::Regular { size: *size, sparse: true };

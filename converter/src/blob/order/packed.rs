@@ -1,6 +1,7 @@
 //! Tree order in the blob of a compressed layer: clusters one right behind the other.
 
 use super::super::clusters::chunked;
+use super::super::foreign::{Foreign, OWN};
 use super::super::{BlobTooLarge, Contents, Segments, is_zero};
 use super::{OrderError, chunks_of};
 use crate::chunk_table::{Input, Record};
@@ -32,9 +33,13 @@ pub(super) fn is_canonical(tree: &Tree, order: &[(InodeId, u32)], contents: &Con
     };
     let in_order = order.iter().all(|(id, _)| match &tree.inode(*id).kind {
         Kind::Regular(FileData::Chunked(file)) => {
-            chunks_of(file, &contents.runs).all(|(block, _)| u32::try_from(block).is_ok_and(&mut place))
+            let mut own = chunks_of(file, &contents.runs).filter(|(device, ..)| *device == OWN);
+            own.all(|(_, block, _)| u32::try_from(block).is_ok_and(&mut place))
         }
-        Kind::Regular(FileData::Compressed(file)) => contents.runs.clusters_of(file).iter().all(|run| place(run.block)),
+        Kind::Regular(FileData::Compressed(file)) => {
+            let mut own = contents.runs.clusters_of(file).iter().filter(|run| run.device == OWN);
+            own.all(|run| place(run.block))
+        }
         _ => true,
     });
     in_order && end == contents.blocks
@@ -88,7 +93,7 @@ pub(super) fn rewrite(
         emit(&segment)?;
     }
     let zeros = old_zeros.iter().filter_map(|block| moved.get(&(*block, false)).copied()).collect();
-    Ok(Contents { runs, stored, blocks, deduplicated, packed: true, zeros })
+    Ok(Contents { runs, stored, blocks, deduplicated, packed: true, zeros, foreign: Foreign::default() })
 }
 
 impl<E: FnMut(&[u8]) -> io::Result<()>> Rewrite<'_, E> {
@@ -102,7 +107,10 @@ impl<E: FnMut(&[u8]) -> io::Result<()>> Rewrite<'_, E> {
             }
             for chunk in 0..run.chunks {
                 let block = u64::from(run.block) + u64::from(chunk) * u64::from(blocks_a_chunk);
-                let block = self.copy(u32::try_from(block).map_err(|_| BlobTooLarge)?)?;
+                let mut block = u32::try_from(block).map_err(|_| BlobTooLarge)?;
+                if run.device == OWN {
+                    block = self.copy(block)?;
+                }
                 runs.push(first, run.device, block, blocks_a_chunk);
             }
         }
@@ -124,7 +132,7 @@ impl<E: FnMut(&[u8]) -> io::Result<()>> Rewrite<'_, E> {
         }
         let first = runs.next_cluster();
         for run in old.clusters_of(&file) {
-            let block = self.copy(run.block)?;
+            let block = if run.device == OWN { self.copy(run.block)? } else { run.block };
             runs.push_cluster(first, ClusterRun { block, ..*run });
         }
         let count = runs.next_cluster() - first;
@@ -146,6 +154,10 @@ impl<E: FnMut(&[u8]) -> io::Result<()>> Rewrite<'_, E> {
 
     /// The cluster `run` of `file`, stored plain; a hole if it is zeros.
     fn unpack(&mut self, run: &ClusterRun, file: &Compressed) -> Result<ClusterRun, OrderError> {
+        if run.device != OWN {
+            // Those that are compressed have been given a place in the own blob.
+            return Ok(*run);
+        }
         if !run.compressed {
             return Ok(ClusterRun { block: self.copy(run.block)?, ..*run });
         }
