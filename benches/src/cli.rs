@@ -64,7 +64,7 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 7] = [
+pub(crate) const BENCHES: [(&str, &str); 8] = [
     ("batch", "a family of images in one run against a loop of single runs; and running it again"),
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),

@@ -15,7 +15,6 @@ use fastcdc::v2020::FastCDC;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::File;
-use std::io::Read as _;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
