@@ -111,7 +111,7 @@ pub enum Writer {
     /// Plain chunks.
     Plain(BlobWriter),
     /// Compressed clusters.
-    Clusters(ClusterWriter),
+    Clusters(Box<ClusterWriter>),
 }
 
 impl Writer {
@@ -120,7 +120,7 @@ impl Writer {
     pub fn new(sizes: ChunkSizes, compress: Option<Compress>) -> Self {
         match compress {
             None => Self::Plain(BlobWriter::new(sizes)),
-            Some(compress) => Self::Clusters(ClusterWriter::new(sizes, compress)),
+            Some(compress) => Self::Clusters(Box::new(ClusterWriter::new(sizes, compress))),
         }
     }
 

@@ -143,7 +143,7 @@ mod tests {
         let mut take = |pool: &mut Pool, all| {
             while let Some(piece) = pool.next(all) {
                 assert_eq!(piece.input[..4], seen.to_le_bytes());
-                assert_eq!(piece.compressed, seen % 3 != 0);
+                assert_eq!(piece.compressed, !seen.is_multiple_of(3));
                 assert_eq!(piece.digest, *blake3::hash(&piece.stored).as_bytes());
                 seen += 1;
                 pool.recycle(piece);
@@ -155,7 +155,7 @@ mod tests {
             piece.input.extend(number.to_le_bytes());
             // Of very different lengths, so that they are done out of order.
             piece.input.resize(if number % 7 == 0 { 190_000 } else { 8000 }, 1);
-            piece.compress = number % 3 != 0;
+            piece.compress = !number.is_multiple_of(3);
             pool.put(piece);
             take(&mut pool, false);
             assert!(pool.waiting.len() < pool.most);

@@ -8,8 +8,11 @@ use proptest::prelude::*;
 
 const LZ4: Compress = Compress { codec: Codec::Lz4, cluster_bits: 16 };
 
+/// Name, pieces (offset and bytes), size.
+type File<'f> = (&'f str, &'f [(u64, Vec<u8>)], u64);
+
 /// A tree of `files` (name, pieces at offsets, size) that were written in this order, its blob, and what is to be plain.
-fn layer(files: &[(&str, &[(u64, Vec<u8>)], u64)], compress: Compress) -> (Tree, Contents, Vec<u8>, HashSet<InodeId>) {
+fn layer(files: &[File<'_>], compress: Compress) -> (Tree, Contents, Vec<u8>, HashSet<InodeId>) {
     let options = build::Options { whiteouts: true, overlay: OverlayXattrs::Trusted, max_inodes: 1000 };
     let mut builder = Builder::new(options);
     let mut writer = ClusterWriter::new(ChunkSizes::default(), compress);
@@ -91,7 +94,8 @@ fn read(blob: &[u8], contents: &Contents, data: FileData) -> Vec<u8> {
 }
 
 fn text(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| b'a' + seed.wrapping_mul(7) % 20 + (i / 3 % 5 + i / 1000 % 3) as u8).collect()
+    let at = |i: usize| u8::try_from(i / 3 % 5 + i / 1000 % 3).unwrap();
+    (0..len).map(|i| b'a' + seed.wrapping_mul(7) % 20 + at(i)).collect()
 }
 
 fn noise(len: usize, seed: u64) -> Vec<u8> {
@@ -124,7 +128,7 @@ fn kinds_of_files() {
     let noise = noise(300_000, 1);
     let mixed = [&text[..65_536], &noise[..65_536], &vec![0; 65_536], &text[..70_000]].concat();
     let holes = [(65_536 * 2, noise[..100].to_vec())];
-    let files: [(&str, &[(u64, Vec<u8>)], u64); 6] = [
+    let files: [File<'_>; 6] = [
         ("a", &[(0, text.clone())], 300_000),
         ("b", &[(0, noise.clone())], 300_000),
         ("c", &[(0, mixed.clone())], mixed.len() as u64),
@@ -163,7 +167,7 @@ fn order_of_writing_does_not_show() {
     let c = [&b[..131_072], &a[..100_000]].concat();
     let sparse = [(1 << 20, noise(40_000, 5))];
     let (a, b, c) = ([(0, a)], [(0, b)], [(0, c)]);
-    let files: [(&str, &[(u64, Vec<u8>)], u64); 5] =
+    let files: [File<'_>; 5] =
         [("a", &a, 500_000), ("b", &b, 200_000), ("c", &c, 231_072), ("d", &sparse, 64 << 20), ("e", &a, 500_000)];
     for compress in [LZ4, Compress { codec: Codec::Zstd { level: 1 }, cluster_bits: 17 }] {
         let mut results: Vec<(Vec<u8>, Vec<Record>)> = Vec::new();
@@ -214,7 +218,7 @@ proptest! {
             }
             vec![(0, bytes)]
         }).collect();
-        let all: Vec<(&str, &[(u64, Vec<u8>)], u64)> = names.iter().zip(&contents)
+        let all: Vec<File<'_>> = names.iter().zip(&contents)
             .map(|(name, pieces)| (name.as_str(), pieces.as_slice(), pieces[0].1.len() as u64)).collect();
         let (tree, contents, blob, plain) = layer(&all, Compress { codec, cluster_bits: 16 });
         prop_assert!(plain.is_empty() && order::is_canonical(&tree, &tree.order(), &contents));
