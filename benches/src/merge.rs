@@ -184,15 +184,21 @@ fn limit(variant: &Variant, converted: &Converted) -> Result<Contender> {
         command.args(["__child", "merge-limit", "--out"]).arg(out.join("copy")).args(&images);
         Ok(vec![command])
     };
-    let check = |out: &Path| Ok(ensure!(fs::metadata(out.join("copy"))?.len() > 0, "nothing was copied"));
+    let check = |out: &Path| {
+        ensure!(fs::metadata(out.join("copy"))?.len() > 0, "nothing was copied");
+        Ok(())
+    };
     Ok(Contender { name: limit_name(variant), commands: Box::new(commands), check: Box::new(check) })
 }
+
+/// What is done with each piece that was read.
+type Each<'e> = Box<dyn FnMut(&[u8]) -> Result<()> + 'e>;
 
 /// The limit: hashes what it reads, writes it, and hashes what it wrote.
 pub(crate) fn limit_child(images: &[PathBuf], out: &Path) -> Result<()> {
     let mut copy = File::create(out)?;
     let mut buffer = vec![0; 1 << 20];
-    let mut hash = |file: &mut File, mut each: Box<dyn FnMut(&[u8]) -> Result<()> + '_>| -> Result<String> {
+    let mut hash = |file: &mut File, mut each: Each<'_>| -> Result<String> {
         let mut hasher = Sha256::new();
         loop {
             let n = file.read(&mut buffer)?;
@@ -237,7 +243,10 @@ fn rebuild(program: PathBuf, images: Vec<PathBuf>) -> Contender {
         command.args(["--quiet", "--aufs", "--ovlfs-strip=0"]).arg(out.join("merged.erofs")).args(&images);
         Ok(vec![command])
     };
-    let check = |out: &Path| Ok(ensure!(fs::metadata(out.join("merged.erofs"))?.len() > 1 << 20, "it is too small"));
+    let check = |out: &Path| {
+        ensure!(fs::metadata(out.join("merged.erofs"))?.len() > 1 << 20, "it is too small");
+        Ok(())
+    };
     Contender { name: MKFS.to_owned(), commands: Box::new(commands), check: Box::new(check) }
 }
 
@@ -268,7 +277,10 @@ fn nydus(bootstraps: Vec<PathBuf>) -> Contender {
         command.stdout(Stdio::null());
         Ok(vec![command])
     };
-    let check = |out: &Path| Ok(ensure!(fs::metadata(out.join("merged"))?.len() > 1 << 20, "it is too small"));
+    let check = |out: &Path| {
+        ensure!(fs::metadata(out.join("merged"))?.len() > 1 << 20, "it is too small");
+        Ok(())
+    };
     Contender { name: NYDUS.to_owned(), commands: Box::new(commands), check: Box::new(check) }
 }
 

@@ -178,9 +178,9 @@ mod tests {
             write(number, 4000, &mut out).unwrap();
             out
         };
-        for number in 0..LAYERS.len() {
+        for (number, (name, _)) in LAYERS.iter().enumerate() {
             let tar = bytes(number);
-            assert!(tar.len() > 10_000 && tar == bytes(number), "{}", LAYERS[number].0);
+            assert!(tar.len() > 10_000 && tar == bytes(number), "{name}");
         }
         assert_eq!(LAYERS.iter().map(|(_, share)| share).sum::<u64>(), 1000);
     }
