@@ -29,11 +29,12 @@ impl Overlay<'_> {
     /// Mounts it, attached nowhere.
     ///
     /// Descriptors as layers need Linux 6.13, and detached mounts as layers 6.15 (before, a layer has to be in the
-    /// mount namespace); the kernel says `EINVAL` to both.
+    /// mount namespace). Kernels from 6.13 on say `EINVAL` to that; older ones say `EBADF`, since a detached mount is an
+    /// `O_PATH` descriptor and fsconfig took none.
     pub(super) fn mount(&self, handover: Handover) -> Result<OwnedFd, MountError> {
         if handover == Handover::Auto {
             match self.mount_by_descriptors() {
-                Err(e) if e.errno() == Some(Errno::INVAL) => {
+                Err(e) if matches!(e.errno(), Some(Errno::INVAL | Errno::BADF)) => {
                     tracing::debug!("overlayfs does not take descriptors: {e}");
                 }
                 done => return done,

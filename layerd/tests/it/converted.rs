@@ -27,6 +27,7 @@ const BASE: &str = r#"
     d var/cache/ 0700 mtime=103
     f var/cache/old size=10K fill=text:2
     f replaced/inside "x"
+    d usr/share/ 0755 mtime=104
     f usr/share/words size=500K fill=text:9
     d / 0755 mtime=1
 "#;
