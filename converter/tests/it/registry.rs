@@ -158,8 +158,8 @@ fn faults_are_survived() {
     }
     // A server without ranges, whose connections break; silence; and everything at once.
     let ranges = |request: &Request| {
-        let broken = request.nth_of_target % 2 == 0;
-        is_blob(request).then(|| if broken { Fault::ResetBody { after: 6 << 20 } } else { Fault::IgnoreRange })
+        let broken = request.nth_of_target.is_multiple_of(2);
+        is_blob(request).then_some(if broken { Fault::ResetBody { after: 6 << 20 } } else { Fault::IgnoreRange })
     };
     let proxy = FaultyProxy::start(registry.address(), ranges);
     let converted = run(&mut convert(&place, &format!("docker://{}/app:1", proxy.address()), "ranges"));
