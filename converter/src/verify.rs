@@ -180,7 +180,11 @@ impl Verifier<'_> {
         let mut broken = false;
         for descriptor in &layer.chunk_tables {
             match self.blob(at, descriptor) {
-                Some((_, file)) => self.table(index, layer, descriptor, file, &data),
+                Some((_, file)) => {
+                    let told = self.report.problems.len();
+                    self.table(index, layer, descriptor, file, &data);
+                    broken |= self.report.problems.len() > told;
+                }
                 None => broken = true,
             }
         }
