@@ -155,7 +155,7 @@ mod tests {
             piece.input.extend(number.to_le_bytes());
             // Of very different lengths, so that they are done out of order.
             piece.input.resize(if number % 7 == 0 { 190_000 } else { 8000 }, 1);
-            piece.compress = number % 3 != 0;
+            piece.compress = !number.is_multiple_of(3);
             pool.put(piece);
             take(&mut pool, false);
             assert!(pool.waiting.len() < pool.most);
