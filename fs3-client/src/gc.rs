@@ -17,7 +17,7 @@
 //! rescued, then reads the state again. In phase `condemned` the blob is its own now. In phase `sweep` it waits for the
 //! end of the list, and then sees whether the blob is left. The lease ends after the ref was written.
 //!
-//! **The collector** ([`collect`]) takes a lease of its own and gives up when another collector has one; two that
+//! **The collector** ([`collect()`]) takes a lease of its own and gives up when another collector has one; two that
 //! begin at once see each other. It lists what is unreachable and older than the grace, and makes that the state in
 //! phase `condemned`. It waits until every writer's lease that it sees *then* has ended, and marks again. It makes the
 //! phase `sweep`, reads what was rescued, deletes what is on the list and neither rescued nor reached, and removes the
