@@ -209,8 +209,38 @@
 //! Chunks are written while the archive is read, in its order, since nearly all archives are sorted. Afterwards
 //! [`crate::blob::order::is_canonical`] compares the blob with the tree; where it is not what tree order would have
 //! given (an unsorted archive, a replaced file), [`crate::blob::order::rewrite`] copies the chunks in use into a new
-//! blob. The price is one more pass over the data of such a layer. It is done once more when contents moved behind a
-//! symbolic link of a lower layer.
+//! blob. The price is one more pass over the data of such a layer. That waits until the tree is settled against the lower
+//! layers, since contents may move behind their symbolic links.
+//!
+//! # Chunks of other images
+//!
+//! With `--dedup` a layer refers to chunks that other layers' blobs have ([`crate::dictionary`]); `docs/dedup.md` says what
+//! for and how. Decided here:
+//!
+//! - **Not by default.** What a layer becomes then depends on what the store had: rule 2 holds only with the dictionary as
+//!   part of the input, and a copy of the layer needs the other blobs too. Whoever fills one store asks for it.
+//! - **A snapshot an image.** Layers of one image are looked up in what was known before the image, not in one another's
+//!   blobs: else the result would depend on which thread is first. Equal chunks of two layers of a new image are
+//!   stored twice; those of the next image are not.
+//! - **What decides a record's key** is whether a layer may refer to others, to which, and how many; not what the dictionary
+//!   knew. An earlier result with less knowledge is stored already, so nothing is saved by making another. For the
+//!   same reason a run with deduplication takes a layer that stands alone; never the other way round.
+//! - **A chunk is equal to one of as many blocks**: the digest is of whole blocks, the last one padded. Chunk sizes of files
+//!   need not agree, since an index names a first block, and how many follow is decided by the file's size. In a blob of
+//!   a compressed layer chunks may lie across a multiple of 1 MiB: those are for other compressed layers only.
+//! - **A compressed cluster is found by algorithm, length and digest of its plain bytes**, whatever its level: it is not
+//!   compressed at all then. EROFS wants one algorithm a file, and plain clusters beside it: so the same algorithm, or
+//!   plain blocks.
+//! - **Which blobs become devices** is decided by the final tree, when the layer is known: the ones that save most, each at
+//!   least `--min-saved`, at most `--max-devices` ([`crate::blob::foreign::choose`]). Of chunks found in others the bytes are
+//!   copied, and checked against their digest. One place for each chunk is considered, not all: blobs that many layers
+//!   refer to come first in the dictionary, which leads to few devices without solving a set cover.
+//! - **The table's word is taken** for what a blob holds, as a mount takes the metadata image's: reading every chunk back
+//!   would cost as much as storing it. `--dedup-verify` does it. The dictionary's word is checked as far as a place must
+//!   make sense: numbers that do not, are no hit.
+//! - **Gone blobs.** A blob counts if it is there in its length, looked for once an image, and again when the layer is
+//!   published, through the writer's store, which claims it. One that goes between is an error that names it: the chunks
+//!   are not at hand any more.
 //!
 //! # Compression
 //!

@@ -146,7 +146,7 @@ impl Foreign {
 /// Of the blobs that `used` chunks (positions in [`Foreign::chunks`], each once, in tree order) are in, those worth a
 /// device: the ones that save most, of equal ones those that come first by digest. In the order of their first use.
 #[must_use]
-fn choose(foreign: &Foreign, used: &[usize], limits: Limits) -> Vec<u32> {
+pub fn choose(foreign: &Foreign, used: &[usize], limits: Limits) -> Vec<u32> {
     let mut saved = vec![0u64; foreign.blobs.len()];
     let mut met = Vec::new();
     for index in used {

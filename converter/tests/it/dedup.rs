@@ -1,6 +1,6 @@
 //! Layers that refer to chunks of other images: the same files as without, whatever is looked for where.
 
-use crate::support::{Hashed, Place, cases, reader_differs};
+use crate::support::{Hashed, Place, cases, compress, judge, reader_differs};
 use converter::blob::foreign::Limits;
 use converter::chunk_table;
 use converter::convert::{ConvertError, Converted, Request, convert_as};
@@ -60,16 +60,21 @@ impl Case {
         dedup: Option<&Dedup>,
         jobs: usize,
     ) -> Result<Converted, ConvertError> {
+        self.convert_by(name, layers, dedup, jobs, Options::default())
+    }
+
+    fn convert_by(
+        &self,
+        name: &str,
+        layers: &[String],
+        dedup: Option<&Dedup>,
+        jobs: usize,
+        options: Options,
+    ) -> Result<Converted, ConvertError> {
         let source = self.source(name, layers).parse().unwrap();
         let dedup = dedup.cloned();
-        let request = Request {
-            source,
-            platform: Platform::host(),
-            options: Options::default(),
-            jobs,
-            registry: Default::default(),
-            dedup,
-        };
+        let request =
+            Request { source, platform: Platform::host(), options, jobs, registry: Default::default(), dedup };
         convert_as(&format!("{name}:t").parse().unwrap(), &request, self.store(), &Silent)
     }
 
@@ -542,13 +547,24 @@ fn families() -> impl Strategy<Value = Vec<Vec<String>>> {
     let entry = prop_oneof![
         8 => (0..12u32, 0..6u32, sizes).prop_map(|(name, seed, size)| {
             // A prefix of one of few contents: equal chunks, and a last one that differs.
-            file(&format!("d{}/f{name}", name % 3), size, seed)
+            let file = file(&format!("d{}/f{name}", name % 3), size, seed / 2);
+            if seed % 2 == 0 { file } else { file.replace("random", "text") }
         }),
         1 => (0..12u32).prop_map(|n| format!("f d{}/z{n} size={} fill=zero\n", n % 3, 20_000 + n * 5000)),
         1 => (0..12u32, 0..12u32).prop_map(|(n, to)| format!("s d{}/s{n} -> f{to}\n", n % 3)),
     ];
     let layer = proptest::collection::vec(entry, 1..8).prop_map(|entries| entries.concat());
     proptest::collection::vec(proptest::collection::vec(layer, 1..3), 2..5)
+}
+
+/// How each image of a family is compressed, if it is.
+fn codecs() -> impl Strategy<Value = Vec<Options>> {
+    let one = prop_oneof![Just(None), Just(Some(("lz4", 16))), Just(Some(("lz4hc:9", 16))), Just(Some(("zstd:1", 17)))];
+    let one = one.prop_map(|how| Options {
+        compress: how.map(|(codec, cluster_bits)| compress(codec, cluster_bits)),
+        ..Options::default()
+    });
+    proptest::collection::vec(one, 5)
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -579,17 +595,70 @@ fn random_families_read_the_same() {
     });
 }
 
+/// Images that are compressed in several ways, or not, in one store.
+#[test]
+fn compressed_families_read_the_same() {
+    proptest!(cases(50), |(images in families(), codecs in codecs(), limits in limits(), verify: bool)| {
+        let (alone, case, more) = (Case::new(), Case::new(), Case::new());
+        let start = |case: &Case| Dedup { verify, ..tables(case.store(), limits) };
+        let (dedup, dedup_more) = (start(&case), start(&more));
+        for (n, (layers, options)) in images.iter().zip(&codecs).enumerate() {
+            let name = format!("i{n}");
+            let plain = alone.convert(&name, layers, None).unwrap();
+            let found = case.convert_by(&name, layers, Some(&dedup), 1, *options).unwrap();
+            assert_same((case.store(), &found), (alone.store(), &plain));
+            prop_assert_eq!(&found.warnings, &[]);
+            let again = more.convert_by(&name, layers, Some(&dedup_more), 4, *options).unwrap();
+            prop_assert_eq!(found.manifest, again.manifest);
+        }
+        case.assert_sound();
+    });
+}
+
+/// Clusters are found by what they decompress to: the level does not matter, the algorithm does.
+#[test]
+fn compressed_clusters_are_referred_to() {
+    let text = |name: &str, size: u32, seed: u32| file(name, size, seed).replace("random", "text");
+    let one = [text("a", 300_000, 1) + &file("noise", 200_000, 2)];
+    let two = [text("b", 300_000, 1) + &file("noise", 200_000, 2) + &text("new", 100_000, 3)];
+    let by = |codec: &str| Options { compress: Some(compress(codec, 16)), ..Options::default() };
+    let alone = Case::new();
+    let plain = alone.convert("two", &two, None).unwrap();
+    for (first, second, expected) in
+        [("lz4", "lz4", 9), ("lz4", "lz4hc:9", 9), ("zstd:1", "zstd:5", 9), ("zstd:1", "lz4", 4)]
+    {
+        for (limits, verify) in [(ALL, false), (ALL, true), (Limits { devices: 0, saved: 0 }, false)] {
+            let case = Case::new();
+            case.convert_by("one", &one, None, 2, by(first)).unwrap();
+            let dedup = Dedup { verify, ..tables(case.store(), limits) };
+            let found = case.convert_by("two", &two, Some(&dedup), 2, by(second)).unwrap();
+            assert_same((case.store(), &found), (alone.store(), &plain));
+            let counts = &found.layers[0].record.counts;
+            assert_eq!(counts.referred_chunks, if limits.devices == 0 { 0 } else { expected }, "{first} {second}");
+            case.assert_sound();
+        }
+    }
+    // Plain chunks of an uncompressed image serve a compressed one, where they are as long.
+    let case = Case::new();
+    let small = [file("s", 9000, 5)];
+    case.convert("plain", &small, None).unwrap();
+    let found = case.convert_by("packed", &small, Some(&tables(case.store(), ALL)), 2, by("zstd:1")).unwrap();
+    assert_eq!(found.layers[0].record.counts.own_bytes, 0);
+    assert_same((case.store(), &found), (case.store(), &case.convert("plain", &small, None).unwrap()));
+    case.assert_sound();
+}
+
 /// Both kinds of dictionary give the same bytes where both know the same.
 #[cfg(feature = "dictionary")]
 #[test]
 fn random_families_with_a_database() {
-    proptest!(cases(25), |(images in families(), limits in limits())| {
+    proptest!(cases(25), |(images in families(), codecs in codecs(), limits in limits())| {
         let (alone, case) = (Case::new(), Case::new());
         let dedup = database(case.store(), &case.place.path("dict"), limits);
-        for (n, layers) in images.iter().enumerate() {
+        for (n, (layers, options)) in images.iter().zip(&codecs).enumerate() {
             let name = format!("i{n}");
             let plain = alone.convert(&name, layers, None).unwrap();
-            let found = case.convert(&name, layers, Some(&dedup)).unwrap();
+            let found = case.convert_by(&name, layers, Some(&dedup), 2, *options).unwrap();
             assert_same((case.store(), &found), (alone.store(), &plain));
         }
         case.assert_sound();
@@ -612,13 +681,13 @@ fn privileged_random_families_mount_the_same() {
         return;
     }
     mounts::in_private_namespace(|| {
-        proptest!(cases(15), |(images in families(), limits in limits())| {
+        proptest!(cases(15), |(images in families(), codecs in codecs(), limits in limits())| {
             let (alone, case) = (Case::new(), Case::new());
             let dedup = tables(case.store(), limits);
-            for (n, layers) in images.iter().enumerate() {
+            for (n, (layers, options)) in images.iter().zip(&codecs).enumerate() {
                 let name = format!("i{n}");
                 let plain = alone.convert(&name, layers, None).unwrap();
-                let found = case.convert(&name, layers, Some(&dedup)).unwrap();
+                let found = case.convert_by(&name, layers, Some(&dedup), 2, *options).unwrap();
                 let (expected, _lower) = alone.place.mount_all(&plain);
                 let (mounted, layers) = case.place.mount_all(&found);
                 let same = diff(
@@ -630,9 +699,7 @@ fn privileged_random_families_mount_the_same() {
                 for (layer, mounted) in found.layers.iter().zip(&layers) {
                     let tree = Tree::of(mounted.path()).unwrap();
                     prop_assert_eq!(reader_differs(case.store(), &layer.record, &tree), Vec::<String>::new());
-                    let image = case.store().local_dir().unwrap().blob_path(&layer.record.metadata.digest);
-                    let data: Vec<_> = layer.record.data.iter().map(|b| case.store().local_dir().unwrap().blob_path(&b.digest)).collect();
-                    mounts::fsck(&image, &data.iter().map(|p| p.as_path()).collect::<Vec<&Path>>()).unwrap();
+                    judge(case.store(), &layer.record);
                 }
             }
         });
