@@ -258,7 +258,7 @@ fn privileged_on_a_full_disk() {
             platform: converter::source::Platform::host(),
             options: converter::layer::Options::default(),
             jobs: 1,
-            registry: Default::default(),
+            registry: fs3_client::registry::Options::default(),
             dedup: None,
         };
         let under = converter::merge::Under::default();
