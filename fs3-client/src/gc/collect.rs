@@ -26,7 +26,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { grace: Duration::from_secs(3600), wait: Duration::from_secs(600), most: list::MOST }
+        Self { grace: Duration::from_secs(2 * 86400), wait: Duration::from_secs(600), most: list::MOST }
     }
 }
 
