@@ -18,9 +18,10 @@ pub(super) struct Args {
     /// Only say what would be removed; nothing is written
     #[arg(long)]
     dry_run: bool,
-    /// Keep blobs that are younger than this, by the store's clock (90s, 10m, 2h, 1d). Writers of this program need no
-    /// grace: they have leases. It is for copies that other tools make, and for layers that the next image may share
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
+    /// Keep blobs that were put or used again less than this ago, by the store's clock (90s, 10m, 2h, 7d). Writers of
+    /// this program need no grace: they have leases. It is how long finished layers stay for other images to share that
+    /// no image names as they are (merged ones, most of all), and for copies that other tools make
+    #[arg(long, value_name = "DURATION", default_value = "2d", value_parser = duration::parse)]
     grace: Duration,
     /// How long to wait for writers that were at work before; then the next run goes on
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]

@@ -1,6 +1,6 @@
 //! Removing what no ref reaches: nothing else, whatever happens meanwhile.
 
-use crate::program::{convert, layer, report, run, said, signal};
+use crate::program::{self, layer, report, run, said, signal};
 use crate::support::{Hashed, Place, list};
 use converter::convert::plan::existing;
 use converter::gc::Reach;
@@ -24,6 +24,13 @@ fn gc(store: &Path, args: &[&str]) -> Command {
         command.args([option, "0s"]);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A conversion whose layers stay as they are: of merged ones, nobody needs the single metadata images.
+fn convert(source: &str, store: &Path, name: &str) -> Command {
+    let mut command = program::convert(source, store, name);
+    command.args(["--merge-under", "none"]);
     command
 }
 
@@ -180,7 +187,7 @@ fn converters_and_collectors_that_are_killed() {
         let source = |n: u64| &sources[usize::try_from(luck(n) % 3).unwrap()];
         let name = |n: u64| format!("image:{}", luck(n) % 2);
         let mut children: Vec<(bool, Child)> =
-            (0..2).map(|n| (false, convert(source(n), &store, &name(n + 2)).spawn().unwrap())).collect();
+            (0..2).map(|n| (false, program::convert(source(n), &store, &name(n + 2)).spawn().unwrap())).collect();
         children.push((true, gc(&store, &["--wait", "1s"]).spawn().unwrap()));
         if luck(4) % 2 == 0 {
             let _ = place.store.remove_ref(&name(5).parse().unwrap());
@@ -258,10 +265,10 @@ fn privileged_on_a_full_disk() {
             platform: converter::source::Platform::host(),
             options: converter::layer::Options::default(),
             jobs: 1,
-            registry: Default::default(),
+            registry: fs3_client::registry::Options::default(),
             dedup: None,
         };
-        let under = converter::merge::Under::default();
+        let under = converter::merge::Under::Never;
         let found = existing(&"a:1".parse().unwrap(), &request, under, &opened, &std::env::temp_dir()).unwrap();
         assert!(found.is_some());
     });

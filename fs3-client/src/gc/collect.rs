@@ -26,7 +26,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { grace: Duration::from_secs(3600), wait: Duration::from_secs(600), most: list::MOST }
+        Self { grace: Duration::from_secs(2 * 86400), wait: Duration::from_secs(600), most: list::MOST }
     }
 }
 
@@ -185,10 +185,11 @@ fn removed(blob: &Listed) -> Removed {
     Removed { digest: blob.digest, size: blob.stat.size }
 }
 
-/// Lists may tell fractions of a second where the object itself does not.
-fn is_same(one: &Stat, other: &Stat) -> bool {
+/// Whether `now` is what `condemned` was, and not put or renewed since. Lists may tell fractions of a second where the
+/// object itself does not, and the time of a renewal where the object has that of its put (S3).
+fn is_same(now: &Stat, condemned: &Stat) -> bool {
     let second = |stat: &Stat| Some(stat.modified?.duration_since(UNIX_EPOCH).ok()?.as_secs());
-    one.size == other.size && second(one) == second(other)
+    now.size == condemned.size && second(now) <= second(condemned)
 }
 
 /// Whoever is neither a reader nor a collector may write.

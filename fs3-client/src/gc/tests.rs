@@ -122,6 +122,14 @@ fn on_s3() {
         let local_dir = Some(dir.path().join(n.to_string()));
         let options = StoreOptions { local_dir, s3, ..StoreOptions::default() };
         test(&Store::create_at(&location, &options).unwrap());
+        // One that was renewed is older than its list says, and goes all the same.
+        let store = Store::create_at(&location, &options).unwrap();
+        let renewed = store.publish_bytes(b"five").unwrap().digest;
+        std::thread::sleep(Duration::from_millis(1100));
+        let name = format!("renewed/{}", renewed.hex());
+        store.put_object(&name, b"", &crate::names::Condition::Always).unwrap();
+        assert_eq!(gc(&store, &NOW).unwrap().removed.len(), 1);
+        assert!(store.object(&name).unwrap().is_none());
     }
 }
 
