@@ -28,6 +28,10 @@ pub(super) struct RegistryArgs {
     /// Try so often in a row what may go better later (broken connections, 429, 5xx)
     #[arg(long, value_name = "N", default_value_t = Policy::default().attempts, value_parser = clap::value_parser!(u32).range(1..=100))]
     attempts: u32,
+    /// Fetch so many ranges of one large blob (16 MiB or more) at a time, 4 MiB each. Helps where a registry limits the
+    /// speed of each connection, and costs time where it does not
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
+    ranges: u16,
 }
 
 impl RegistryArgs {
@@ -39,7 +43,7 @@ impl RegistryArgs {
             ca_files: self.ca_file.clone(),
             timeout: Duration::from_secs(self.connection_timeout),
             retry: Policy { attempts: self.attempts, ..Policy::default() },
-            ..Options::default()
+            ranges: self.ranges.into(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Images in a real registry, and what happens on the way to it.
 
 use crate::program::{layers, report, run};
-use crate::support::{Hashed, Place};
+use crate::support::{Hashed, Place, list};
 use crate::support_registry::{dsec, fails};
 use fixtures::content::Content;
 use fixtures::faulty_proxy::{Fault, FaultyProxy, Request};
@@ -138,13 +138,14 @@ fn faults_are_survived() {
         Fault::ResetBody { after: 100_000 },
         Fault::Truncate { after: 150_000 },
     ];
-    for (at, fault) in faults.into_iter().enumerate() {
+    let all = faults.iter().flat_map(|fault| [(fault, "1"), (fault, "3")]);
+    for (at, (fault, ranges)) in all.enumerate() {
         let told = fault.clone();
         let once =
             move |request: &Request| (request.method == "GET" && request.nth_of_target == 0).then(|| told.clone());
         let proxy = FaultyProxy::start(registry.address(), once);
         let name = format!("docker://{}/app:1", proxy.address());
-        let converted = run(&mut convert(&place, &name, &format!("fault-{at}")));
+        let converted = run(convert(&place, &name, &format!("fault-{at}")).args(["--ranges", ranges]));
         assert_eq!(converted["manifest"], expected, "{fault:?}");
         assert!(proxy.log().iter().filter(|handled| handled.fault.is_some()).count() >= 5, "{fault:?}");
         if matches!(fault, Fault::ResetBody { .. } | Fault::Truncate { .. }) {
@@ -161,9 +162,13 @@ fn faults_are_survived() {
         let broken = request.nth_of_target.is_multiple_of(2);
         is_blob(request).then_some(if broken { Fault::ResetBody { after: 6 << 20 } } else { Fault::IgnoreRange })
     };
-    let proxy = FaultyProxy::start(registry.address(), ranges);
-    let converted = run(&mut convert(&place, &format!("docker://{}/app:1", proxy.address()), "ranges"));
-    assert_eq!(converted["manifest"], expected);
+    for count in ["1", "3"] {
+        let proxy = FaultyProxy::start(registry.address(), ranges);
+        let name = format!("docker://{}/app:1", proxy.address());
+        let converted = run(convert(&place, &name, &format!("ranges-{count}")).args(["--ranges", count]));
+        assert_eq!(converted["manifest"], expected);
+        assert!(proxy.log().iter().any(|handled| handled.fault == Some(Fault::IgnoreRange)));
+    }
     let stall = |request: &Request| (request.nth_of_target == 0).then_some(Fault::Stall(Duration::from_secs(4)));
     let proxy = FaultyProxy::start(registry.address(), stall);
     let name = format!("docker://{}/app:1", proxy.address());
@@ -174,9 +179,13 @@ fn faults_are_survived() {
         Fault::ResetBody { after: 700_000 },
         Fault::IgnoreRange,
     ];
-    let proxy = FaultyProxy::seeded(registry.address(), 5, 30, mixed);
-    let name = format!("docker://{}/app:1", proxy.address());
-    assert_eq!(run(convert(&place, &name, "mixed").args(["--attempts", "12"]))["manifest"], expected);
+    for count in ["1", "3"] {
+        let proxy = FaultyProxy::seeded(registry.address(), 5, 30, mixed.clone());
+        let name = format!("docker://{}/app:1", proxy.address());
+        let store = format!("mixed-{count}");
+        let converted = run(convert(&place, &name, &store).args(["--attempts", "12", "--ranges", count]));
+        assert_eq!(converted["manifest"], expected);
+    }
 }
 
 #[test]
@@ -192,7 +201,7 @@ fn faults_that_are_refused() {
         proxy.set_script(script);
         store += 1;
         let store = format!("refused-{store}");
-        fails(convert(&place, &name, &store).args(["--attempts", "2"]), code, parts);
+        fails(convert(&place, &name, &store).args(["--attempts", "2", "--ranges", "3"]), code, parts);
         nothing_named(&place.path(&store));
     };
     attempt(|request| is_blob(request).then_some(Fault::WrongBytes { at: 3000 }), 3, &["sha256:", "is damaged"]);
@@ -215,6 +224,12 @@ fn faults_that_are_refused() {
     attempt(|r| is_blob(r).then_some(Fault::Status { status: 503, retry_after: None }), 1, &["503"]);
     attempt(|r| is_blob(r).then_some(Fault::Status { status: 429, retry_after: Some(100_000) }), 1, &["429"]);
     attempt(|_| Some(Fault::Reset), 1, &["failed to read manifest 1"]);
+    // In the middle of a layer that comes in one stream.
+    let blobs = place.path("oci/blobs/sha256");
+    let layer = list(&blobs).into_iter().max_by_key(|name| std::fs::metadata(blobs.join(name)).unwrap().len()).unwrap();
+    proxy.set_script(move |r| (is_blob(r) && r.target.contains(&layer)).then_some(Fault::WrongBytes { at: 9_000_000 }));
+    fails(&mut convert(&place, &name, "one-stream"), 3, &["is not what its descriptor says"]);
+    nothing_named(&place.path("one-stream"));
     drop(proxy);
     fails(convert(&place, &name, "gone").args(["--attempts", "1"]), 1, &["failed to read manifest 1", "onnect"]);
     fails(&mut convert(&place, "docker://UPPER/x", "gone"), 2, &["is not an image in a registry"]);

@@ -28,7 +28,8 @@ pub struct Options {
     pub timeout: Duration,
     /// How often to try again.
     pub retry: Policy,
-    /// Ranges of one large blob that are fetched at a time, at least 1.
+    /// Ranges of one large blob that are fetched at a time, at least 1. More than one costs time where one connection
+    /// can fill the line, and saves it where a server limits each connection.
     pub ranges: usize,
 }
 
@@ -41,7 +42,7 @@ impl Default for Options {
             ca_files: Vec::new(),
             timeout: Duration::from_secs(60),
             retry: Policy::default(),
-            ranges: 3,
+            ranges: 1,
         }
     }
 }

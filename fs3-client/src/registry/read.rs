@@ -1,8 +1,8 @@
 //! A blob as a stream for blocking code.
 //!
 //! A task on the runtime fetches, at most a few pieces ahead of the reader, and goes on where a connection broke. Of a
-//! large blob it fetches several ranges at a time: memory is bounded by [`PART`] times [`super::Options::ranges`] and a
-//! few pieces on their way. Nothing is hashed here: whoever reads does that.
+//! large blob it fetches several ranges at a time where that is asked for: memory is bounded by [`PART`] times
+//! [`super::Options::ranges`] and a few pieces on their way. Nothing is hashed here: whoever reads does that.
 
 use super::Options;
 use super::repository::Repository;
