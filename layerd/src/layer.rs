@@ -173,7 +173,7 @@ mod tests {
         assert!(Stack::new([layers(500), layers(500)].concat()).is_ok());
         let error = Stack::new(layers(501)).unwrap_err();
         assert_eq!(error.to_string(), "501 layers are more than the 500 that overlayfs takes");
-        assert!(error.hint().unwrap().contains("fewer"));
+        assert!(error.hint().unwrap().contains("dsec-convert merge"));
     }
 
     #[test]

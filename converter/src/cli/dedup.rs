@@ -219,7 +219,7 @@ mod tests {
         let dir = |store: &str| dictionary_dir(None, &store.parse().unwrap()).ok();
         assert_eq!(dir("/a/store"), Some("/a/store.dict".into()));
         assert_eq!(dir("/a/store/"), Some("/a/store.dict".into()));
-        assert_eq!((dir("s3://b/p"), dir("3fs:/m/p")), (None, None));
-        assert_eq!(dictionary_dir(Some(Path::new("/d")), &"s3://b/p".parse().unwrap()).ok(), Some("/d".into()));
+        assert_eq!((dir("s3://bucket/p"), dir("3fs:/m/p")), (None, None));
+        assert_eq!(dictionary_dir(Some(Path::new("/d")), &"s3://bucket/p".parse().unwrap()).ok(), Some("/d".into()));
     }
 }

@@ -61,10 +61,14 @@ pub fn merge_images(
             manifest::descriptor(CONFIG_MEDIA_TYPE, published.digest, published.size, &[])
         }
     };
-    let annotations = match images {
+    let mut annotations = match images {
         [(_, image)] => image.annotations.clone(),
         _ => BTreeMap::new(),
     };
+    // It says how the image was merged when it was converted.
+    if parts.iter().any(|part| part.merged.is_some()) {
+        annotations.remove(manifest::annotation::OPTIONS);
+    }
     publish(&stack, parts, config, annotations, store)
 }
 

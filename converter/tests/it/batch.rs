@@ -126,7 +126,7 @@ fn goes_on_past_failures_and_reports_each() {
     assert!(c["error"].as_str().unwrap().contains("/nowhere"), "{c}");
     // What another image had done is not done again; which of them was first is chance.
     let reused: u64 = [a, d].iter().map(|image| image["layers_reused"].as_u64().unwrap()).sum();
-    assert!(reused <= 1);
+    assert!(reused <= 2);
     assert_eq!((&told.totals["ok"], &told.totals["failed"], &told.totals["left"]), (&2.into(), &2.into(), &0.into()));
     assert!(told.said.contains("2 of 4 images converted, 0 skipped, 2 failed"), "{}", told.said);
     assert_eq!(place.store().list_refs().unwrap().len(), 2);

@@ -625,7 +625,8 @@ fn compressed_clusters_are_referred_to() {
     let alone = Case::new();
     let plain = alone.convert("two", &two, None).unwrap();
     for (first, second, expected) in
-        [("lz4", "lz4", 9), ("lz4", "lz4hc:9", 9), ("zstd:1", "zstd:5", 9), ("zstd:1", "lz4", 4)]
+        // Five clusters of text, and three of noise, of which the last takes in the end that is less than a block.
+        [("lz4", "lz4", 8), ("lz4", "lz4hc:9", 8), ("zstd:1", "zstd:5", 8), ("zstd:1", "lz4", 3)]
     {
         for (limits, verify) in [(ALL, false), (ALL, true), (Limits { devices: 0, saved: 0 }, false)] {
             let case = Case::new();
@@ -648,7 +649,7 @@ fn compressed_clusters_are_referred_to() {
     case.assert_sound();
 }
 
-/// Both kinds of dictionary give the same bytes where both know the same.
+/// Both kinds of dictionary give layers that read the same. Which of several blobs with a chunk they name may differ.
 #[cfg(feature = "dictionary")]
 #[test]
 fn random_families_with_a_database() {
@@ -662,7 +663,7 @@ fn random_families_with_a_database() {
             assert_same((case.store(), &found), (alone.store(), &plain));
         }
         case.assert_sound();
-        // Made anew in two ways, for one image more.
+        // Made anew in two ways, for one image more: `database` begins with what the store's tables say.
         drop(dedup);
         let last: Vec<String> = images.concat();
         let by_database = database(case.store(), &case.place.path("dict"), limits);
@@ -670,7 +671,9 @@ fn random_families_with_a_database() {
         fs::remove_dir_all(case.place.store.local_dir().unwrap().root().join("converted")).unwrap();
         case.store().remove_ref(&"last:t".parse().unwrap()).unwrap();
         let two = case.convert("last", &last, Some(&tables(case.store(), limits))).unwrap();
-        prop_assert_eq!(one.manifest, two.manifest);
+        assert_same((case.store(), &one), (case.store(), &two));
+        assert_same((case.store(), &one), (alone.store(), &alone.convert("last", &last, None).unwrap()));
+        case.assert_sound();
     });
 }
 

@@ -205,7 +205,11 @@ fn faults_on_the_way_there() {
         |r| (r.method == "HEAD" && r.nth_of_target == 0).then_some(Fault::Status { status: 429, retry_after: Some(1) }),
         |r| (r.method == "POST" && r.number % 3 == 0).then_some(Fault::Status { status: 503, retry_after: None }),
         |r| (r.method == "PUT" && r.number % 4 == 0).then_some(Fault::WrongRequestBytes { at: 5 }),
-        |r| (r.method == "PUT" && r.number % 4 == 0).then_some(Fault::Status { status: 404, retry_after: None }),
+        // An upload that the registry has lost is begun again; a manifest that it will not find is a refusal.
+        |r| {
+            (r.method == "PUT" && r.target.contains("/blobs/") && r.number % 4 == 0)
+                .then_some(Fault::Status { status: 404, retry_after: None })
+        },
         |r| (r.number % 6 == 0).then_some(Fault::Stall(Duration::from_secs(3))),
     ];
     for (at, script) in all.into_iter().enumerate() {
