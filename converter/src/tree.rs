@@ -258,7 +258,7 @@ impl Tree {
 
 impl Tree {
     /// Puts overlayfs' marks on the directories of a layer that was built from entries: those of
-    /// [`Tree::mark_layers`], and, where escaped whiteouts are (X03), the one by which an overlayfs inside the sandbox
+    /// `Tree::mark_layers`, and, where escaped whiteouts are (X03), the one by which an overlayfs inside the sandbox
     /// looks for such.
     pub fn mark_for_overlay(&mut self, namespace: OverlayXattrs) {
         self.mark_escaped(namespace);

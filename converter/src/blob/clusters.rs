@@ -6,7 +6,7 @@
 //! device id in EROFS, so such a blob cannot be cut into segments, and nothing in it keeps clear of their boundaries.
 //!
 //! The blob is canonical as a plain one is: the clusters of all files in tree order, without gaps. Clusters are handed to
-//! [`Pool`] and come back in order; one that was seen before is not compressed again.
+//! `Pool` and come back in order; one that was seen before is not compressed again.
 
 use super::foreign::{FOREIGN, Find, Foreign, Found, OWN, Wanted};
 use super::{BlobTooLarge, ChunkError, ChunkSizes, Contents, Segments, bits_to_cover, is_zero, key};

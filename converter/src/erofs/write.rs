@@ -103,10 +103,10 @@ pub fn write(
     write_ordered(tree, &tree.order(), runs, Contents::Spool(spool), devices, out)
 }
 
-/// As [`write`], with what [`Tree::order`] gave, and with contents in any place.
+/// As [`write()`], with what [`Tree::order`] gave, and with contents in any place.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_ordered(
     tree: &Tree,
     order: &[(InodeId, u32)],

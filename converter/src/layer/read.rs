@@ -33,7 +33,7 @@ pub struct ReadLayer {
     /// The data blob, not published yet; `None` when no file needs one.
     pub data: Option<DataBlob>,
     /// Blobs of other layers that its files refer to because of equal chunks, as devices behind its own, once
-    /// [`ReadLayer::arrange`] has chosen them.
+    /// `ReadLayer::arrange` has chosen them.
     pub foreign: Vec<Existing>,
     /// What it refers to in those.
     pub referred: Referred,
@@ -63,7 +63,7 @@ pub struct DataBlob {
 }
 
 /// Reads `layer` to its end, checks its digests, and writes its data blob under a temporary name, without the chunks
-/// that `dedup` finds elsewhere. Its chunks are in the order of the source: see [`ReadLayer::arrange`].
+/// that `dedup` finds elsewhere. Its chunks are in the order of the source: see `ReadLayer::arrange`.
 ///
 /// # Errors
 /// When the source is not what it says, cannot be a file system, or reading or writing fails. Nothing is left then.
