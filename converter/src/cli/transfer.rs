@@ -26,8 +26,12 @@ pub(super) struct PushArgs {
     /// The image
     #[arg(value_name = "NAME:TAG")]
     name: String,
-    /// Where to: docker://HOST/REPOSITORY[:TAG], TAG being the image's if none is given
-    #[arg(value_name = "TARGET", value_parser = parse_target)]
+    // As `help`, since rustdoc takes the brackets for links.
+    #[arg(
+        value_name = "TARGET",
+        value_parser = parse_target,
+        help = "Where to: docker://HOST/REPOSITORY[:TAG], TAG being the image's if none is given"
+    )]
     target: Target,
     #[command(flatten)]
     how: HowArgs,
@@ -38,7 +42,8 @@ pub(super) struct PushArgs {
 /// Arguments of `pull`.
 #[derive(Debug, clap::Args)]
 pub(super) struct PullArgs {
-    /// Where the converted image is: docker://HOST/REPOSITORY[:TAG|@DIGEST], oci:DIR[:TAG] or oci-archive:FILE[:TAG]
+    #[arg(help = "Where the converted image is: docker://HOST/REPOSITORY[:TAG|@DIGEST], oci:DIR[:TAG] or \
+                oci-archive:FILE[:TAG]")]
     source: SourceRef,
     /// The store to put it in, made if it is not there: a directory, 3fs:PATH, or s3://BUCKET/PREFIX
     #[arg(value_parser = store_parser())]
@@ -64,8 +69,12 @@ pub(super) struct ExportArgs {
     /// The image
     #[arg(value_name = "NAME:TAG")]
     name: RefName,
-    /// Where to: oci:DIR[:TAG], TAG being the image's if none is given. A layout that is there keeps its other images
-    #[arg(value_name = "oci:DIR[:TAG]", value_parser = parse_layout)]
+    #[arg(
+        value_name = "oci:DIR[:TAG]",
+        value_parser = parse_layout,
+        help = "Where to: oci:DIR[:TAG], TAG being the image's if none is given. A layout that is there keeps its \
+                other images"
+    )]
     layout: LayoutTarget,
     /// Share files with the store by hard links, where both are on one file system: takes no space, but what changes a
     /// file of the layout in its place then damages the store
