@@ -77,7 +77,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        // `benches dedup` shows why.
+        // Estimates: `benches dedup` compares such limits, and has not been run on a quiet machine.
         Self { devices: 16, saved: 256 << 10 }
     }
 }
