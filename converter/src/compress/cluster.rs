@@ -69,7 +69,7 @@ impl Compressor {
     }
 
     /// Compresses into `buffer`. What spills a little into another block is compressed again at a higher level, which
-    /// nearly always saves that block: one cluster in eight, and twice as much work for it, make blobs 2 % smaller.
+    /// nearly always saves that block. What that brings in all, and costs, has yet to be measured (`benches compress`).
     fn zstd(&mut self, input: &[u8], level: u8) -> usize {
         // With all the room it may need, no error is left but that of memory.
         self.buffer.resize(zstd::zstd_safe::compress_bound(input.len()), 0);
