@@ -86,7 +86,8 @@ impl StoreDir {
         Ok(found)
     }
 
-    fn names_in(&self, dir: &Path) -> Result<Vec<String>, StoreError> {
+    /// The names in a directory that are UTF-8; none if there is no such directory.
+    pub(super) fn names_in(&self, dir: &Path) -> Result<Vec<String>, StoreError> {
         match fs::read_dir(dir) {
             Ok(entries) => entries
                 .map(|entry| entry.map(|entry| entry.file_name().into_string().ok()))

@@ -48,20 +48,9 @@ impl StoreDir {
     /// mislead whoever decides what may be deleted. Else what the system says.
     pub fn list_refs(&self) -> Result<Vec<(RefName, Descriptor)>, StoreError> {
         let mut found = Vec::new();
-        let names = |dir: &PathBuf| -> Result<Vec<String>, StoreError> {
-            match fs::read_dir(dir) {
-                Ok(entries) => entries
-                    .map(|entry| entry.map(|entry| entry.file_name().into_string().ok()))
-                    .filter_map(Result::transpose)
-                    .collect::<io::Result<_>>()
-                    .map_err(|e| StoreError::io("list", dir, e)),
-                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
-                Err(e) => Err(StoreError::io("list", dir, e)),
-            }
-        };
         let refs = self.refs();
-        for dir in names(&refs)? {
-            for file in names(&refs.join(&dir))? {
+        for dir in self.names_in(&refs)? {
+            for file in self.names_in(&refs.join(&dir))? {
                 let Some(name) = RefName::from_store_path(&dir, &file) else { continue };
                 if refs.join(&dir).join(&file).is_dir() {
                     continue;
