@@ -649,7 +649,7 @@ fn compressed_clusters_are_referred_to() {
     case.assert_sound();
 }
 
-/// Both kinds of dictionary give layers that read the same. Which of several blobs with a chunk they name may differ.
+/// Both kinds of dictionary give the same bytes where both know the same.
 #[cfg(feature = "dictionary")]
 #[test]
 fn random_families_with_a_database() {
@@ -667,11 +667,14 @@ fn random_families_with_a_database() {
         drop(dedup);
         let last: Vec<String> = images.concat();
         let by_database = database(case.store(), &case.place.path("dict"), limits);
+        // Its layers were converted before, when less was known: not those again, either time.
+        let forget = || fs::remove_dir_all(case.place.store.local_dir().unwrap().root().join("converted")).unwrap();
+        forget();
         let one = case.convert("last", &last, Some(&by_database)).unwrap();
-        fs::remove_dir_all(case.place.store.local_dir().unwrap().root().join("converted")).unwrap();
+        forget();
         case.store().remove_ref(&"last:t".parse().unwrap()).unwrap();
         let two = case.convert("last", &last, Some(&tables(case.store(), limits))).unwrap();
-        assert_same((case.store(), &one), (case.store(), &two));
+        prop_assert_eq!(one.manifest, two.manifest);
         assert_same((case.store(), &one), (alone.store(), &alone.convert("last", &last, None).unwrap()));
         case.assert_sound();
     });
