@@ -85,21 +85,22 @@ impl Layer {
     /// # Errors
     /// When a digest is none.
     pub fn tables(&self) -> Result<Vec<TableRef>, ManifestError> {
-        let mut tables = Vec::with_capacity(self.chunk_tables.len());
-        for table in &self.chunk_tables {
+        self.each_table().collect()
+    }
+
+    /// As [`Layer::tables`], each table judged by itself.
+    pub(crate) fn each_table(&self) -> impl Iterator<Item = Result<TableRef, ManifestError>> {
+        self.chunk_tables.iter().filter_map(|table| {
             let annotations = table.annotations().as_ref();
             let of = match annotations.and_then(|all| all.get(annotation::CHUNK_TABLE_OF)) {
-                Some(digest) => digest.parse()?,
+                Some(digest) => digest.parse(),
                 // Images of 0.1.0 had one table, of the first blob.
-                None => match self.data.first() {
-                    Some(blob) => digest_of(blob)?,
-                    None => continue,
-                },
+                None => digest_of(self.data.first()?),
             };
-            let blob = BlobRef { digest: digest_of(table)?, size: table.size() };
-            tables.push(TableRef { of, blob });
-        }
-        Ok(tables)
+            let table =
+                of.and_then(|of| Ok(TableRef { of, blob: BlobRef { digest: digest_of(table)?, size: table.size() } }));
+            Some(table.map_err(ManifestError::from))
+        })
     }
 }
 

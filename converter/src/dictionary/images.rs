@@ -3,7 +3,7 @@
 use super::DictionaryError;
 use crate::entry::Warning;
 use crate::layer::{BlobRef, Existing};
-use crate::manifest::{Image, Layer, annotation, digest_of};
+use crate::manifest::{Image, Layer, digest_of};
 use fs3_client::{Digest, RefName, Store};
 use oci_spec::image::Descriptor;
 use std::collections::{BTreeSet, HashMap};
@@ -68,15 +68,8 @@ fn read(store: &Store, name: &RefName, descriptor: &Descriptor) -> Result<Image,
 pub(crate) fn existing(layer: &Layer) -> Vec<Existing> {
     let blob = |descriptor: &Descriptor| Some(BlobRef { digest: digest_of(descriptor).ok()?, size: descriptor.size() });
     let mut tables: HashMap<Digest, BlobRef> = HashMap::new();
-    for table in &layer.chunk_tables {
-        let named = table.annotations().as_ref().and_then(|a| a.get(annotation::CHUNK_TABLE_OF));
-        let of = match named {
-            Some(digest) => digest.parse().ok(),
-            None => layer.data.first().and_then(|first| digest_of(first).ok()),
-        };
-        if let (Some(of), Some(table)) = (of, blob(table)) {
-            tables.entry(of).or_insert(table);
-        }
+    for table in layer.each_table().flatten() {
+        tables.entry(table.of).or_insert(table.blob);
     }
     let with_table = |blob: BlobRef| Some(Existing { blob, table: Some(*tables.get(&blob.digest)?) });
     layer.data.iter().filter_map(blob).filter_map(with_table).collect()

@@ -43,7 +43,7 @@ fn check_in(overlay: OverlayXattrs, stack: &[&str]) -> Snapshot {
         let file = source.path().join("lower.tar");
         std::fs::write(&file, fixtures::tar::build(script)).unwrap();
         let source = format!("tar:{}", file.display());
-        let lower = crate::support_cases::convert_into(&case.store, &source, options, 1).unwrap();
+        let lower = crate::support::convert_by(&case.store, &source, 1, options).unwrap();
         below.push(Some(lower.layers[0].record.clone()));
     }
     for run in all_runs(all.len()) {
@@ -242,7 +242,7 @@ fn tar_layer(case: &Case, script: &str) -> Layer {
     std::fs::write(&file, fixtures::tar::build(script)).unwrap();
     let source = format!("tar:{}", file.display());
     let options = converter::layer::Options::default();
-    crate::support_cases::convert_into(&case.store, &source, options, 1).unwrap().layers[0].record.to_layer()
+    crate::support::convert_by(&case.store, &source, 1, options).unwrap().layers[0].record.to_layer()
 }
 
 /// Layers that were converted alone leave links and descriptions to those below; merging finds them.

@@ -1,6 +1,7 @@
 //! Whiteouts of real images, and of those that broke other converters: cases W01 to W10.
 
-use crate::support_cases::{BOTH, Case, assert_same_overlay, assert_text, convert_into, mount, node, paths};
+use crate::support::convert_by;
+use crate::support_cases::{BOTH, Case, assert_same_overlay, assert_text, mount, node, paths};
 use converter::layer::Options;
 use converter::manifest::OverlayXattrs;
 use fixtures::oci::{Compression, Layer};
@@ -230,8 +231,7 @@ fn privileged_w09_layers_converted_alone_and_in_parallel() {
                 std::fs::write(&file, fixtures::tar::build(script)).unwrap();
                 let source = format!("tar:{}", file.display());
                 let store = &alone;
-                scope
-                    .spawn(move || convert_into(store, &source, Options::default(), 1).unwrap().layers.remove(0).record)
+                scope.spawn(move || convert_by(store, &source, 1, Options::default()).unwrap().layers.remove(0).record)
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -265,7 +265,7 @@ fn privileged_w09_any_number_of_workers() {
     for jobs in [1, 7] {
         let dir = mounts::scratch();
         let store = Store::create(dir.path()).unwrap();
-        let again = convert_into(&store, &case.source(), Options::default(), jobs).unwrap();
+        let again = convert_by(&store, &case.source(), jobs, Options::default()).unwrap();
         assert_eq!(again.manifest, case.converted.manifest, "{jobs} workers");
     }
 }

@@ -148,7 +148,7 @@ fn privileged_x03_a_directory_source() {
     std::fs::create_dir_all(source.join("storage")).unwrap();
     mknodat(CWD, source.join("storage/x"), FileType::CharacterDevice, Mode::empty(), 0).unwrap();
     let name = format!("dir:{}", source.display());
-    let converted = crate::support_cases::convert_into(&store, &name, Options::default(), 1).unwrap();
+    let converted = crate::support::convert_by(&store, &name, 1, Options::default()).unwrap();
     let records = [&converted.layers[0].record];
     let tree =
         crate::support_cases::mount(&store, &records, OverlayXattrs::Trusted, |root| Snapshot::of(root).unwrap());

@@ -1,10 +1,9 @@
 //! An image of a few lines a layer, converted, and what the kernel makes of it.
 
-use converter::convert::{ConvertError, Converted, Request, convert_as};
+use crate::support::convert_by;
+use converter::convert::{ConvertError, Converted};
 use converter::layer::{Options, Record};
 use converter::manifest::OverlayXattrs;
-use converter::progress::Silent;
-use converter::source::Platform;
 use fixtures::content::Content;
 use fixtures::mounts::{self, Mounted};
 use fixtures::oci::{Image, Layer, Layout};
@@ -56,7 +55,7 @@ impl Case {
 
     fn convert(dir: TempDir, source: &str, options: Options) -> Result<Self, ConvertError> {
         let store = Store::create(&dir.path().join("store")).unwrap();
-        let converted = convert_into(&store, source, options, 2)?;
+        let converted = convert_by(&store, source, 2, options)?;
         for layer in &converted.layers {
             let (image, devices) = blobs(&store, &layer.record);
             mounts::fsck(&image, &devices.iter().map(PathBuf::as_path).collect::<Vec<_>>()).unwrap();
@@ -123,23 +122,6 @@ impl Case {
 
 pub(crate) fn as_umoci() -> Compare {
     Compare { dir_mtime: false, root: false, empty_xattrs: false, ..Compare::overlay() }
-}
-
-pub(crate) fn convert_into(
-    store: &Store,
-    source: &str,
-    options: Options,
-    jobs: usize,
-) -> Result<Converted, ConvertError> {
-    let request = Request {
-        source: source.parse().unwrap(),
-        platform: Platform::host(),
-        options,
-        jobs,
-        registry: Default::default(),
-        dedup: None,
-    };
-    convert_as(&"case:t".parse().unwrap(), &request, store, &Silent)
 }
 
 fn blobs(store: &Store, record: &Record) -> (PathBuf, Vec<PathBuf>) {
