@@ -347,7 +347,7 @@ impl<'c> Stack<'c> {
         let layer = &self.layers[index];
         self.progress.layer_started(index, layer.size.or_else(|| origin_size(&layer.origin)));
         for key in self.keys(index) {
-            if let Some(record) = self.recall(&key)? {
+            if let Some(record) = Record::recall(self.store, &key)? {
                 self.done(index, record, true, began);
                 return Ok(());
             }
@@ -420,26 +420,9 @@ impl<'c> Stack<'c> {
         self.progress.layer_finished(index, reused);
     }
 
-    /// A finished layer of an earlier run, if all of it is still there.
-    fn recall(&self, key: &str) -> Result<Option<Record>, LayerError> {
-        let Some(bytes) = self.store.record(key)? else { return Ok(None) };
-        match serde_json::from_slice::<Record>(&bytes) {
-            Ok(record) if record.is_in(self.store) => {
-                record.renew(self.store)?;
-                Ok(Some(record))
-            }
-            Ok(_) => Ok(None),
-            Err(e) => {
-                tracing::warn!("record {key} cannot be read, the layer is converted again: {e}");
-                Ok(None)
-            }
-        }
-    }
-
     fn remember(&self, index: usize, with_lower: bool, record: &Record) -> Result<(), LayerError> {
         if let Some(key) = self.key(index, with_lower, self.dedup) {
-            let json = serde_json::to_vec(record).expect("a record always serialises");
-            self.store.write_record(&key, &json)?;
+            record.remember(self.store, &key)?;
         }
         Ok(())
     }

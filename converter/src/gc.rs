@@ -243,7 +243,7 @@ fn records(store: &Store, collected: &Collected, dry_run: bool) -> Result<usize,
         let Some(bytes) = store.record(&record.name)? else { continue };
         // One that cannot be read may be a later version's; it costs little.
         let Ok(parsed) = serde_json::from_slice::<Record>(&bytes) else { continue };
-        if parsed.blobs().all(|digest| there.contains(&digest)) {
+        if parsed.blobs().all(|blob| there.contains(&blob.digest)) {
             continue;
         }
         if !dry_run {

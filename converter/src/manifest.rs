@@ -80,6 +80,11 @@ impl Layer {
         Ok(text.map(|text| serde_json::from_str(text)).transpose()?.unwrap_or_default())
     }
 
+    /// All its blobs, as the manifest lists them.
+    pub fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
+        std::iter::once(&self.metadata).chain(&self.data).chain(&self.chunk_tables)
+    }
+
     /// Its chunk tables, each with the data blob that it is about.
     ///
     /// # Errors
@@ -97,8 +102,7 @@ impl Layer {
                 // Images of 0.1.0 had one table, of the first blob.
                 None => digest_of(self.data.first()?),
             };
-            let table =
-                of.and_then(|of| Ok(TableRef { of, blob: BlobRef { digest: digest_of(table)?, size: table.size() } }));
+            let table = of.and_then(|of| Ok(TableRef { of, blob: BlobRef::of(table)? }));
             Some(table.map_err(ManifestError::from))
         })
     }

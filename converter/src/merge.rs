@@ -27,7 +27,6 @@ use crate::layer::{BlobRef, Origin, Record, TableRef, count};
 use crate::manifest::{self, ManifestError, OverlayXattrs, Unresolved};
 use crate::read_at::ReadAt;
 use fs3_client::{Digest, Store, StoreError};
-use oci_spec::image::Descriptor;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -194,35 +193,14 @@ pub fn merge_layers(
 ) -> Result<(Record, bool), MergeError> {
     let run = Run::of(layers, first)?;
     let key = run.key(options);
-    if let Some(record) = recall(store, &key, &run)? {
+    if let Some(mut record) = Record::recall(store, &key)? {
+        // The same images may come from other sources.
+        record.parts.clone_from(&run.origins);
         return Ok((record, true));
     }
     let record = run.merge(options, store)?;
-    let json = serde_json::to_vec(&record).expect("a record always serialises");
-    store.write_record(&key, &json)?;
+    record.remember(store, &key)?;
     Ok((record, false))
-}
-
-/// What an earlier run made of the same layers, if all of it is still there.
-fn recall(store: &Store, key: &str, run: &Run) -> Result<Option<Record>, MergeError> {
-    let Some(bytes) = store.record(key)? else { return Ok(None) };
-    match serde_json::from_slice::<Record>(&bytes) {
-        Ok(mut record) if record.is_in(store) => {
-            record.renew(store)?;
-            // The same images may come from other sources.
-            record.parts.clone_from(&run.origins);
-            Ok(Some(record))
-        }
-        Ok(_) => Ok(None),
-        Err(e) => {
-            tracing::warn!("record {key} cannot be read, the layers are merged again: {e}");
-            Ok(None)
-        }
-    }
-}
-
-fn blob_of(descriptor: &Descriptor) -> Result<BlobRef, ManifestError> {
-    Ok(BlobRef { digest: manifest::digest_of(descriptor)?, size: descriptor.size() })
 }
 
 impl Run {
@@ -253,7 +231,7 @@ impl Run {
 
     fn add(&mut self, layer: &manifest::Layer, numbers: &mut HashMap<Digest, u32>) -> Result<(), ManifestError> {
         let position = self.first + self.metadata.len();
-        self.metadata.push(blob_of(&layer.metadata)?);
+        self.metadata.push(BlobRef::of(&layer.metadata)?);
         self.unresolved.push(layer.unresolved()?);
         self.origins.extend(Origin::of(layer));
         let mut tables: HashMap<Digest, BlobRef> = HashMap::new();
@@ -262,7 +240,7 @@ impl Run {
         }
         let mut devices = Vec::with_capacity(layer.data.len());
         for data in &layer.data {
-            let blob = blob_of(data)?;
+            let blob = BlobRef::of(data)?;
             let table = tables.get(&blob.digest).copied();
             let number = *numbers.entry(blob.digest).or_insert_with(|| {
                 self.blobs.push(Blob { blob, table: None, layer: position });

@@ -15,7 +15,7 @@ pub use export::{Exported, export};
 pub use pull::{Pulled, pull};
 pub use push::{Pushed, push};
 
-use crate::manifest::{Image, digest_of};
+use crate::manifest::{Image, Layer, digest_of};
 use fs3_client::{Digest, DigestError};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -58,7 +58,7 @@ impl Moved {
 
 /// The blobs of an image, each once, the config first: digest and length.
 fn blobs(image: &Image) -> Result<Vec<(Digest, u64)>, DigestError> {
-    let layers = image.layers.iter().flat_map(|l| std::iter::once(&l.metadata).chain(&l.data).chain(&l.chunk_tables));
+    let layers = image.layers.iter().flat_map(Layer::descriptors);
     let mut found = Vec::new();
     for descriptor in std::iter::once(&image.config).chain(layers) {
         let blob = (digest_of(descriptor)?, descriptor.size());

@@ -95,10 +95,11 @@ pub fn verify(store: &Store, image: &manifest::Image, deep: bool, progress: &mut
 
 /// The blobs of an image, each with its layer.
 fn descriptors(image: &manifest::Image) -> impl Iterator<Item = (Option<usize>, &Descriptor)> {
-    let layers = image.layers.iter().enumerate().flat_map(|(index, layer)| {
-        let blobs = std::iter::once(&layer.metadata).chain(&layer.data).chain(&layer.chunk_tables);
-        blobs.map(move |blob| (Some(index), blob))
-    });
+    let layers = image
+        .layers
+        .iter()
+        .enumerate()
+        .flat_map(|(index, layer)| layer.descriptors().map(move |blob| (Some(index), blob)));
     std::iter::once((None, &image.config)).chain(layers)
 }
 

@@ -3,7 +3,7 @@
 use super::output;
 use super::{STORE_HELP, find_image, open_store, store_parser};
 use converter::layer::{BlobRef, Counts};
-use converter::manifest::{self, Layer, MANIFEST_MEDIA_TYPE, digest_of};
+use converter::manifest::{self, Layer, MANIFEST_MEDIA_TYPE};
 use converter::merge::{ImageRequest, MergedImage, Options, Part, Under, merge_images};
 use converter::progress::Silent;
 use fs3_client::{Digest, RefName, StoreLocation};
@@ -89,12 +89,10 @@ impl LayerReport {
     }
 
     fn of(layer: &Layer, part: &Part) -> anyhow::Result<Self> {
-        let blob =
-            |d: &oci_spec::image::Descriptor| Ok::<_, anyhow::Error>(BlobRef { digest: digest_of(d)?, size: d.size() });
         Ok(Self {
             from: part.from.clone().collect(),
-            metadata: blob(&layer.metadata)?,
-            data: layer.data.iter().map(blob).collect::<Result<_, _>>()?,
+            metadata: BlobRef::of(&layer.metadata)?,
+            data: layer.data.iter().map(BlobRef::of).collect::<Result<_, _>>()?,
             counts: part.merged.as_ref().map(|record| record.counts),
             reused: part.reused,
         })

@@ -42,7 +42,7 @@ pub fn plan(request: &Request, store: Option<&Store>, scratch: &Path) -> Result<
         let reused = store.is_some_and(|store| {
             let dedup = request.dedup.as_ref().map(|dedup| Session::new(dedup, store));
             let stack = Stack::new(&source, request, store, dedup.as_ref(), &Silent);
-            stack.keys(index).iter().any(|key| stack.recall(key).is_ok_and(|found| found.is_some()))
+            stack.keys(index).iter().any(|key| Record::recall(stack.store, key).is_ok_and(|found| found.is_some()))
         });
         PlannedLayer { source: layer.digest, source_bytes: layer.size.or_else(|| origin_size(&layer.origin)), reused }
     });
@@ -104,8 +104,7 @@ fn current(
     if !same_source || !says(annotation::OPTIONS, &request.fingerprint(under)) {
         return Ok(None);
     }
-    let layers = image.layers.iter();
-    let blobs = layers.flat_map(|layer| layer.data.iter().chain(&layer.chunk_tables).chain([&layer.metadata]));
+    let blobs = image.layers.iter().flat_map(manifest::Layer::descriptors);
     for blob in blobs.chain([&image.config]) {
         let Ok(digest) = digest_of(blob) else { return Ok(None) };
         if store.blob_size(&digest)? != Some(blob.size()) {
@@ -113,12 +112,4 @@ fn current(
         }
     }
     Ok(Some(Existing { manifest: digest, layers: image.layers.len() }))
-}
-
-impl Record {
-    /// All blobs that it needs.
-    pub fn blobs(&self) -> impl Iterator<Item = Digest> {
-        let tables = self.chunk_tables.iter().map(|table| table.blob.digest);
-        self.data.iter().map(|blob| blob.digest).chain(tables).chain([self.metadata.digest])
-    }
 }

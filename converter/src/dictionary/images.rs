@@ -66,11 +66,10 @@ fn read(store: &Store, name: &RefName, descriptor: &Descriptor) -> Result<Image,
 
 /// The data blobs of a layer that have a chunk table.
 pub(crate) fn existing(layer: &Layer) -> Vec<Existing> {
-    let blob = |descriptor: &Descriptor| Some(BlobRef { digest: digest_of(descriptor).ok()?, size: descriptor.size() });
     let mut tables: HashMap<Digest, BlobRef> = HashMap::new();
     for table in layer.each_table().flatten() {
         tables.entry(table.of).or_insert(table.blob);
     }
     let with_table = |blob: BlobRef| Some(Existing { blob, table: Some(*tables.get(&blob.digest)?) });
-    layer.data.iter().filter_map(blob).filter_map(with_table).collect()
+    layer.data.iter().flat_map(BlobRef::of).filter_map(with_table).collect()
 }

@@ -11,7 +11,8 @@ use crate::manifest::{
 };
 use crate::tree::{InodeId, Kind, Tree};
 use crate::unpack::Compression;
-use fs3_client::{Digest, Store, StoreError};
+use fs3_client::{Digest, DigestError, Store, StoreError};
+use oci_spec::image::Descriptor;
 use serde::{Deserialize, Serialize};
 
 /// A blob as a [`Record`] names it.
@@ -21,6 +22,16 @@ pub struct BlobRef {
     pub digest: Digest,
     /// Its length in bytes.
     pub size: u64,
+}
+
+impl BlobRef {
+    /// The blob that a manifest's descriptor names.
+    ///
+    /// # Errors
+    /// When its digest is of another algorithm.
+    pub fn of(descriptor: &Descriptor) -> Result<Self, DigestError> {
+        Ok(Self { digest: manifest::digest_of(descriptor)?, size: descriptor.size() })
+    }
 }
 
 /// A chunk table as a [`Record`] names it.
@@ -261,7 +272,7 @@ impl Record {
     #[must_use]
     pub fn is_in(&self, store: &Store) -> bool {
         let here = |blob: &BlobRef| store.blob_size(&blob.digest).is_ok_and(|size| size == Some(blob.size));
-        here(&self.metadata) && self.data.iter().all(here) && self.chunk_tables.iter().all(|t| here(&t.blob))
+        self.blobs().all(here)
     }
 
     /// Makes the ages of all blobs start anew: they are relied upon from now.
@@ -269,10 +280,36 @@ impl Record {
     /// # Errors
     /// When the store cannot be asked.
     pub fn renew(&self, store: &Store) -> Result<(), StoreError> {
-        let blobs = std::iter::once(&self.metadata).chain(&self.data).chain(self.chunk_tables.iter().map(|t| &t.blob));
-        for blob in blobs {
+        for blob in self.blobs() {
             store.renew(&blob.digest)?;
         }
         Ok(())
+    }
+
+    /// All blobs that it needs.
+    pub fn blobs(&self) -> impl Iterator<Item = &BlobRef> {
+        std::iter::once(&self.metadata).chain(&self.data).chain(self.chunk_tables.iter().map(|table| &table.blob))
+    }
+
+    /// What an earlier run remembered under `key`, renewed, if all of it is still there.
+    pub(crate) fn recall(store: &Store, key: &str) -> Result<Option<Self>, StoreError> {
+        let Some(bytes) = store.record(key)? else { return Ok(None) };
+        match serde_json::from_slice::<Self>(&bytes) {
+            Ok(record) if record.is_in(store) => {
+                record.renew(store)?;
+                Ok(Some(record))
+            }
+            Ok(_) => Ok(None),
+            Err(e) => {
+                tracing::warn!("record {key} cannot be read, its layer is made again: {e}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Lets later runs [`Record::recall`] it.
+    pub(crate) fn remember(&self, store: &Store, key: &str) -> Result<(), StoreError> {
+        let json = serde_json::to_vec(self).expect("a record always serialises");
+        store.write_record(key, &json)
     }
 }
