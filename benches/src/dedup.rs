@@ -53,6 +53,7 @@ impl State {
 
 /// Runs it in `dir`.
 pub(crate) fn run(images: &[Related], dir: &Path, rounds: usize) -> Result<Report> {
+    std::fs::create_dir_all(dir)?;
     let stores = tempfile::tempdir_in(dir)?;
     let none = convert_all(images, stores.path(), 14, None)?;
     let default = Limits::default();

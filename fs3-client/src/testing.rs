@@ -1,4 +1,6 @@
-//! For tests of this crate and of others: what every backend has to keep, and a store that fails on purpose.
+//! For tests of this crate and of others: what every backend has to keep, a store that fails on purpose, a disk that
+//! forgets.
 
 pub mod conformance;
 pub mod faulty;
+pub mod power_cut;
