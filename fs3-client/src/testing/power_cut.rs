@@ -134,7 +134,7 @@ fn kept(seed: u64, random: &mut Random) -> bool {
     match seed {
         0 => false,
         1 => true,
-        _ => random.next() % 2 == 0,
+        _ => random.next().is_multiple_of(2),
     }
 }
 
