@@ -42,7 +42,7 @@ pub fn plan(request: &Request, store: Option<&Store>, scratch: &Path) -> Result<
         let reused = store.is_some_and(|store| {
             let dedup = request.dedup.as_ref().map(|dedup| Session::new(dedup, store));
             let stack = Stack::new(&source, request, store, dedup.as_ref(), &Silent);
-            stack.keys(index).iter().any(|key| Record::recall(stack.store, key).is_ok_and(|found| found.is_some()))
+            stack.keys(index).iter().any(|key| Record::remembered(stack.store, key).is_ok_and(|found| found.is_some()))
         });
         PlannedLayer { source: layer.digest, source_bytes: layer.size.or_else(|| origin_size(&layer.origin)), reused }
     });

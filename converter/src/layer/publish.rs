@@ -293,13 +293,18 @@ impl Record {
 
     /// What an earlier run remembered under `key`, renewed, if all of it is still there.
     pub(crate) fn recall(store: &Store, key: &str) -> Result<Option<Self>, StoreError> {
+        let found = Self::remembered(store, key)?;
+        if let Some(record) = &found {
+            record.renew(store)?;
+        }
+        Ok(found)
+    }
+
+    /// [`Record::recall`] for those who only want to know.
+    pub(crate) fn remembered(store: &Store, key: &str) -> Result<Option<Self>, StoreError> {
         let Some(bytes) = store.record(key)? else { return Ok(None) };
         match serde_json::from_slice::<Self>(&bytes) {
-            Ok(record) if record.is_in(store) => {
-                record.renew(store)?;
-                Ok(Some(record))
-            }
-            Ok(_) => Ok(None),
+            Ok(record) => Ok(record.is_in(store).then_some(record)),
             Err(e) => {
                 tracing::warn!("record {key} cannot be read, its layer is made again: {e}");
                 Ok(None)

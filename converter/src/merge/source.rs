@@ -279,3 +279,19 @@ impl<'i, R: ReadAt> Source<'i, R> {
 pub(super) const fn permissions(inode: &Inode) -> u16 {
     inode.mode & !mode::TYPE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_refers_to_as_many_blobs_as_a_device_number_counts() {
+        let mut devices = Devices::default();
+        for blob in 0..65_535 {
+            assert_eq!(usize::from(devices.number(blob).unwrap()), blob as usize + 1);
+        }
+        assert!(matches!(devices.number(70_000), Err(Fault::TooManyDevices)));
+        assert_eq!(devices.number(65_534).unwrap(), 65_535, "those that are known stay");
+        assert!(Fault::TooManyDevices.to_string().contains("--pack"));
+    }
+}

@@ -2,8 +2,10 @@
 
 use crate::program::{layer, layers, report, said, signal};
 use crate::support::{Hashed, list};
+use fixtures::faulty_proxy::{Fault, FaultyProxy};
 use fixtures::mounts;
 use fixtures::oci::{Compression, Image, Layer, Layout};
+use fixtures::registry::Registry;
 use fs3_client::{Store, StoreLocation};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -11,7 +13,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -222,6 +224,11 @@ fn a_dry_run_writes_nothing() {
     assert_eq!(convert()["plan"]["layers"][1]["reused"], false);
     assert!(!place.path("store").exists(), "not even the store");
     place.run(&[]);
+    let long_ago = SystemTime::now() - Duration::from_secs(86_400);
+    for blob in list(&place.path("store/blobs/sha256")) {
+        fs::File::open(place.path("store/blobs/sha256").join(blob)).unwrap().set_modified(long_ago).unwrap();
+    }
+    // With their ages: who only looks renews nothing.
     let before = everything(&place.path("store"));
     let told = place.run(&["--dry-run"]);
     assert_eq!((&told.totals["layers"], &told.totals["layers_reused"]), (&4.into(), &4.into()));
@@ -242,6 +249,24 @@ fn an_image_that_takes_too_long_is_ended() {
     assert_eq!(list(&place.store().scratch()), [""; 0]);
     assert_eq!(place.store().leases().unwrap(), []);
     assert_eq!(place.run(&["--timeout", "1h"]).statuses(), ["ok", "ok"]);
+}
+
+/// A registry that takes a request and never answers costs its image, and no other.
+#[test]
+fn a_source_that_hangs_is_left() {
+    let place = Place::new();
+    let sources = place.family(2, 10);
+    let registry = Registry::start();
+    registry.push(&sources[0], "hangs");
+    let proxy = FaultyProxy::honest(registry.address());
+    proxy.set_script(|request| (request.method == "GET").then(|| Fault::Stall(Duration::from_secs(600))));
+    let text = format!("docker://{}/hangs:latest a\n{} b\n", proxy.address(), sources[1]);
+    fs::write(place.path("list"), text).unwrap();
+    let began = Instant::now();
+    let told = place.run(&["--timeout", "3s", "--jobs", "1"]);
+    assert_eq!((told.statuses(), told.code), (vec!["timeout", "ok"], Some(1)), "{told:?}");
+    assert!(began.elapsed() < Duration::from_secs(60), "it waited for {:?}", began.elapsed());
+    assert_eq!((list(&place.store().scratch()), place.store().leases().unwrap()), (Vec::new(), Vec::new()));
 }
 
 #[test]

@@ -4,11 +4,12 @@ use crate::support_cases::{
     BOTH, Case, as_umoci, assert_one_inode, assert_same_overlay, assert_text, mount, node, paths, xattrs,
 };
 use crate::support_merge::{BOTTOM, all_runs, assert_associative, layers, merge, try_merge};
-use converter::layer::Record;
+use converter::layer::{BlobRef, Record};
 use converter::manifest::{Layer, OverlayXattrs, Unresolved, annotation};
 use converter::merge::{MergeError, Options, merge_layers};
 use fixtures::tree::{Snapshot, diff};
 use fixtures::{mounts, require};
+use std::process::Command;
 
 /// Layers that lie below a stack: nothing, everything that it may hide, other types, links.
 const LOWERS: [&str; 4] = [
@@ -288,6 +289,34 @@ fn layers_of_two_namespaces_are_not_merged() {
     let error = merge_layers(&all, 4, Options::default(), &case.store).unwrap_err();
     assert!(matches!(error, MergeError::Namespaces { layer: 5, .. }), "{error}");
     assert!(error.to_string().contains("`user.overlay.*`"), "{error}");
+}
+
+/// Another tool's image of an overlay's upper directory may have attributes that mean something only over the layers it
+/// was made on.
+#[test]
+fn attributes_that_tie_a_layer_to_others_are_refused_by_name() {
+    let case = Case::in_namespace(OverlayXattrs::User, &["f d/file \"x\"", "f other"]);
+    let all = layers(&case.converted);
+    for (name, value, file) in [("redirect", "/elsewhere", "d"), ("metacopy", "", "d/file"), ("impure", "y", "d")] {
+        let made = tempfile::tempdir_in("/var/tmp").unwrap();
+        let dir = made.path().join("dir");
+        std::fs::create_dir_all(dir.join("d")).unwrap();
+        std::fs::write(dir.join("d/file"), "x").unwrap();
+        let attribute = format!("user.overlay.{name}");
+        rustix::fs::setxattr(dir.join(file), &attribute, value.as_bytes(), rustix::fs::XattrFlags::empty()).unwrap();
+        let image = made.path().join("image");
+        let mkfs = Command::new("mkfs.erofs").arg(&image).arg(&dir).output().unwrap();
+        assert!(mkfs.status.success(), "{mkfs:?}");
+        let published = case.store.publish_bytes(&std::fs::read(&image).unwrap()).unwrap();
+        let mut record = case.record(0).clone();
+        record.metadata = BlobRef { digest: published.digest, size: published.size };
+        record.data.clear();
+        record.chunk_tables.clear();
+        let error = merge_layers(&[record.to_layer(), all[1].clone()], 3, Options::default(), &case.store).unwrap_err();
+        let said = error.to_string();
+        assert!(said.starts_with("layer 3 (sha256:") && said.contains(&format!("`{attribute}`")), "{said}");
+        assert!(!error.is_corrupt(), "{said}");
+    }
 }
 
 /// What was merged says of what, and takes no more room than it must.

@@ -95,6 +95,46 @@ fn what_an_image_alone_needed_goes_with_it() {
     assert_eq!(run(&mut convert(&one, store, "a:1"))["manifest"], first["manifest"]);
 }
 
+/// Chunks in another image's blob keep that blob, with the table that describes it, and nothing else of the image.
+#[test]
+fn what_another_image_took_chunks_of_stays() {
+    let place = Place::new();
+    let store = root(&place.store);
+    // The same files in layers of their own: equal chunks, other blobs.
+    let image = |name: &str, more: u64| {
+        let files: String = (0..40).map(|file| format!("f d/{file} size=40000 fill=random:{file}\n")).collect();
+        let text = format!("{files}f own size=90000 fill=random:{more}\n");
+        let dir = place.path(name);
+        let image = fixtures::oci::Image::new().layer(fixtures::oci::Layer::text(&text));
+        fixtures::oci::Layout::new().image("t", image).write(&dir).unwrap();
+        format!("oci:{}:t", dir.display())
+    };
+    let dedup = |source: &str, name: &str| {
+        let mut command = convert(source, store, name);
+        run(command.args(["--dedup", "tables", "--min-saved", "0"]))
+    };
+    dedup(&image("one", 1000), "a:1");
+    let second = dedup(&image("two", 2000), "b:1");
+    let data = second["layers"][0]["data"].as_array().unwrap();
+    assert_eq!(data.len(), 2, "it refers to the other's blob: {second}");
+    let all = list(&store.join("blobs/sha256")).len();
+    remove(&place.store, "a:1");
+    let done = run(&mut gc(store, &[]));
+    // Of the first image its manifest, config and metadata go.
+    assert_eq!((done["removed"].as_array().unwrap().len(), list(&store.join("blobs/sha256")).len()), (3, all - 3));
+    assert_exact(&place.store);
+    let mut verify = Command::new(env!("CARGO_BIN_EXE_dsec-convert"));
+    assert_eq!(run(verify.arg("verify").arg(store).args(["b:1", "--deep", "--json"]))["sound"], true);
+    // And what is left of it still gives chunks to others.
+    let third = dedup(&image("three", 3000), "c:1");
+    assert!(third["layers"][0]["data"].as_array().unwrap().len() >= 2, "{third}");
+    for name in ["b:1", "c:1"] {
+        remove(&place.store, name);
+    }
+    run(&mut gc(store, &[]));
+    assert_eq!(list(&store.join("blobs/sha256")), [""; 0]);
+}
+
 #[test]
 fn what_cannot_be_read_stops_it_by_its_name() {
     let place = Place::new();

@@ -245,3 +245,35 @@ fn an_image_on_3fs_is_the_same() {
     assert!(cloud.ask("two", &["verify", shared.to_str().unwrap(), "a:b"]).status.success());
     assert_eq!(crate::support::list(&shared.join("tmp")), [""; 0]);
 }
+
+/// From one bucket's store to a registry and into another store, through a network that fails now and then.
+#[test]
+fn an_image_goes_from_s3_to_a_registry_and_back() {
+    let (place, cloud) = (Place::new(), Cloud::new());
+    let source = place.layout(&layers(41, 60));
+    let manifest = run(&mut cloud.convert("one", &source, "a:b"))["manifest"].clone();
+    let registry = fixtures::registry::Registry::start();
+    let between = FaultyProxy::honest(registry.address());
+    let faults = [Fault::Reset, Fault::Status { status: 503, retry_after: None }, Fault::Truncate { after: 500 }];
+    let break_some = move |every: u64| {
+        let faults = faults.clone();
+        move |request: &fixtures::faulty_proxy::Request| {
+            let fault = usize::try_from(request.number / every).unwrap() % faults.len();
+            (request.number % every == every - 1).then(|| faults[fault].clone())
+        }
+    };
+    between.set_script(break_some(7));
+    cloud.proxy.set_script(break_some(9));
+    let target = format!("docker://{}/team/app:1", between.address());
+    let sent = json(&cloud.ask("one", &["push", STORE, "a:b", &target, "--json"]));
+    assert_eq!(sent["manifest"], manifest);
+    const OTHER: &str = "s3://images/other";
+    let got = json(&cloud.ask("two", &["pull", &target, OTHER, "--name", "c:d", "--json"]));
+    assert_eq!((&got["manifest"], &got["blobs"]), (&manifest, &sent["blobs"]));
+    assert_eq!(json(&cloud.ask("three", &["verify", OTHER, "c:d", "--deep", "--json"]))["sound"], true);
+    let faulty = |proxy: &FaultyProxy| proxy.log().iter().filter(|handled| handled.fault.is_some()).count();
+    assert!(faulty(&between) > 2 && faulty(&cloud.proxy) > 2, "nothing was broken");
+    let layout = place.path("exported");
+    let exported = format!("oci:{}", layout.display());
+    assert_eq!(json(&cloud.ask("two", &["export", OTHER, "c:d", &exported, "--json"]))["manifest"], manifest);
+}
