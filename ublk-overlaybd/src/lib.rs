@@ -1,1 +1,5 @@
 #![doc = include_str!("../README.md")]
+
+pub mod backend;
+pub mod format;
+pub mod index;
