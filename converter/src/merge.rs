@@ -121,9 +121,12 @@ pub enum MergeError {
     /// Packing found chunks that no blob of ours has.
     #[error("the layers have chunks of more than 1 MiB, which are not packed")]
     LongChunks,
-    /// Packing found compressed layers.
-    #[error("the layers are compressed, and such layers are not packed: leave `--pack` out")]
-    CompressedPack,
+    /// Packing found a compressed layer that nothing says where to cut.
+    #[error("blob {digest} has no chunk table, and compressed layers are packed by that: leave `--pack` out")]
+    NoTable {
+        /// The blob.
+        digest: Digest,
+    },
     /// The packed blob would be too large.
     #[error(transparent)]
     TooLarge(#[from] crate::blob::BlobTooLarge),

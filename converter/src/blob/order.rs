@@ -1,5 +1,6 @@
 //! Whether a blob has its chunks in tree order, and putting them there.
 
+pub mod gathered;
 pub(super) mod packed;
 
 use super::foreign::OWN;

@@ -122,10 +122,19 @@ fn damaged_images_are_refused_by_name() {
 
 #[test]
 fn damaged_data_is_not_packed() {
+    damaged(&[]);
+}
+
+#[test]
+fn damaged_clusters_are_not_packed() {
+    damaged(&["--compress", "lz4"]);
+}
+
+fn damaged(form: &[&str]) {
     let place = Place::new();
     let source = place.layout(&layers(3, 20));
     let root = place.store.local_dir().unwrap().root();
-    let report = run(&mut unmerged(&source, root, "a:b"));
+    let report = run(unmerged(&source, root, "a:b").args(form));
     let digest = report["layers"][2]["data"][0]["digest"].as_str().unwrap().to_owned();
     let path = place.store.local_dir().unwrap().blob_path(&digest.parse().unwrap());
     let mut bytes = std::fs::read(&path).unwrap();

@@ -2,6 +2,7 @@
 
 use crate::support::{Place, cases, reader_differs};
 use crate::support_merge::{BOTTOM, PACK, all_runs, assert_associative, layers, merge};
+use converter::chunk_table::ChunkTable;
 use converter::layer::Record;
 use converter::merge::Options;
 use fixtures::arbitrary::{Limits, stacks};
@@ -39,6 +40,61 @@ fn packed_stacks_are_what_the_model_says() {
     let options = Options { bottom: true, ..PACK };
     proptest!(cases(60), |(stack in stacks(Limits { file: 60_000, ..Limits::small_and_loose() }, 4))| {
         check_bottom(&stack, options)?;
+    });
+}
+
+/// Every layer of the stack in one of three forms: compressed in two ways, or plain.
+fn mixed(place: &Place, stack: &[Layer]) -> Vec<converter::manifest::Layer> {
+    let source = place.layout_of(stack);
+    let forms = [
+        layers(&place.convert_compressed(&source, "zstd", 16)),
+        layers(&place.convert(&source).unwrap()),
+        layers(&place.convert_compressed(&source, "zstd:9", 17)),
+    ];
+    (0..stack.len()).map(|number| forms[number % 3][number].clone()).collect()
+}
+
+/// As one blob, compressed layers and others have the same files; and the blob's table says what is in it.
+#[test]
+fn packed_compressed_stacks_are_what_the_model_says() {
+    let options = Options { bottom: true, ..PACK };
+    let limits = Limits { file: 300_000, ..Limits::small() };
+    proptest!(cases(60), |(stack in stacks(limits, 4), mix: bool)| {
+        let place = Place::new();
+        let all = if mix {
+            mixed(&place, &stack)
+        } else {
+            layers(&place.convert_compressed(&place.layout_of(&stack), "lz4", 16))
+        };
+        let model = Snapshot::of_model(&Model::merged(&stack));
+        let record = merge(&place.store, &all, options);
+        prop_assert_eq!(reader_differs(&place.store, &record, &model), NOTHING, "the merged layer | the model");
+        prop_assert!(record.data.len() <= 1);
+        if let [blob] = &record.data[..] {
+            let table = record.chunk_tables[0].blob;
+            let table = ChunkTable::open(place.store.open_blob(&table.digest, table.size).unwrap()).unwrap();
+            let bytes = std::fs::read(place.store.local_dir().unwrap().blob_path(&blob.digest)).unwrap();
+            let mut end = 0;
+            for found in table.records() {
+                let found = found.unwrap();
+                prop_assert_eq!(found.start, end, "nothing lies between clusters");
+                end += found.blocks;
+                let stored = &bytes[found.start as usize * 4096..end as usize * 4096];
+                prop_assert_eq!(found.digest, *blake3::hash(stored).as_bytes());
+                if let Some(input) = found.input {
+                    let mut plain = vec![0; input.len as usize];
+                    match input.algorithm {
+                        Some(algorithm) => converter::compress::decompress(algorithm, stored, &mut plain).unwrap(),
+                        None => plain.copy_from_slice(&stored[..input.len as usize]),
+                    }
+                    prop_assert_eq!(input.digest, *blake3::hash(&plain).as_bytes());
+                }
+            }
+            prop_assert_eq!(u64::from(end) * 4096, blob.size);
+        }
+        // Packed once, it can be packed again: with nothing new, into the same bytes.
+        let again = merge(&place.store, &[record.to_layer()], options);
+        prop_assert_eq!(&again.data, &record.data);
     });
 }
 
@@ -160,6 +216,28 @@ fn privileged_merged_loose_layers_stack_as_separate_ones() {
         let strategy = (stacks(Limits::small_and_loose(), 4), fixtures::arbitrary::trees(Limits::small()));
         proptest!(cases(25), |((stack, random) in strategy)| {
             check_mounts(&stack, &lowers(&stack, &random.to_layer()))?;
+        });
+    });
+}
+
+/// What the kernel shows of packed compressed layers is what it shows of them one by one.
+#[test]
+fn privileged_packed_compressed_stacks_mount_the_same() {
+    if !require::mounts() {
+        return;
+    }
+    mounts::in_private_namespace(|| {
+        proptest!(cases(12), |(stack in stacks(Limits { file: 300_000, ..Limits::small() }, 3))| {
+            let place = Place::new();
+            let all = mixed(&place, &stack);
+            let alone = |layer| merge(&place.store, std::slice::from_ref(layer), Options::default());
+            let records: Vec<Record> = all.iter().map(alone).collect();
+            let packed = merge(&place.store, &all, PACK);
+            let lower = tempfile::tempdir_in("/var/tmp").unwrap();
+            let (one, _layers) = place.mount_records(&records.iter().collect::<Vec<_>>(), &[lower.path()]);
+            let (other, _packed) = place.mount_records(&[&packed], &[lower.path()]);
+            let (one, other) = (Snapshot::of(one.path()).unwrap(), Snapshot::of(other.path()).unwrap());
+            prop_assert_eq!(diff(&one, &other, &Compare::overlay()), NOTHING, "separate | packed");
         });
     });
 }
