@@ -90,6 +90,24 @@ impl Disk {
         self.state().cut = Some(at);
     }
 
+    /// Whether the power is not out yet.
+    #[must_use]
+    pub fn has_power(&self) -> bool {
+        let state = self.state();
+        state.cut.is_none_or(|cut| state.operations < cut)
+    }
+
+    /// Files that there are.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.state().files.keys().cloned().collect()
+    }
+
+    /// Removes a file, for good at once.
+    pub fn remove(&self, name: &str) {
+        self.state().files.remove(name);
+    }
+
     /// Lets all files together have `bytes`, and no more: writes beyond that fail with ENOSPC.
     pub fn limit(&self, bytes: Option<u64>) {
         self.state().room = bytes;

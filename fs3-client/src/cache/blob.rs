@@ -1,0 +1,226 @@
+//! A blob as the cache knows it: which chunks are there, which are on their way, and its file.
+
+use super::digests::ChunkDigests;
+use super::error::CacheError;
+use super::format::BlobKey;
+use super::geometry::{Geometry, bit, bits, by_group, group_of};
+use super::group::Group;
+use super::inflight::Flights;
+use super::readahead::Streams;
+use super::shared::Shared;
+use crate::Medium;
+use bytes::Bytes;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// What a fetch gives for a chunk.
+#[derive(Debug, Clone)]
+pub(crate) struct Fetched {
+    /// All of the chunk.
+    pub(crate) bytes: Bytes,
+    /// Whether a table of digests vouches for it.
+    pub(crate) checked: bool,
+}
+
+/// The outcome of a flight.
+pub(crate) type Landed = Result<Fetched, CacheError>;
+
+/// A blob.
+#[derive(Debug)]
+pub(crate) struct Blob {
+    /// Its number in this process.
+    pub(crate) id: u32,
+    pub(crate) key: BlobKey,
+    pub(crate) geometry: Geometry,
+    pub(crate) groups: Box<[Group]>,
+    pub(crate) flights: Arc<Flights<Landed>>,
+    pub(crate) streams: Mutex<Streams>,
+    /// How many hold it.
+    pub(crate) handles: AtomicU32,
+    /// How often a sync of its file failed.
+    pub(crate) sync_failures: AtomicU32,
+    /// Its file was used since it was last looked at.
+    pub(crate) recent: AtomicBool,
+    pub(crate) file: RwLock<Option<Arc<dyn Medium>>>,
+    digests: RwLock<Option<Arc<dyn ChunkDigests>>>,
+}
+
+/// Being inside a group.
+struct Inside<'g>(&'g Group);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Blob {
+    pub(crate) fn new(id: u32, key: BlobKey, chunk: u64) -> Self {
+        let geometry = Geometry { chunk, size: key.size };
+        Self {
+            id,
+            key,
+            geometry,
+            groups: (0..geometry.groups()).map(|_| Group::default()).collect(),
+            flights: Arc::new(Flights::new()),
+            streams: Mutex::default(),
+            handles: AtomicU32::new(0),
+            sync_failures: AtomicU32::new(0),
+            recent: AtomicBool::new(false),
+            file: RwLock::default(),
+            digests: RwLock::default(),
+        }
+    }
+
+    pub(crate) fn group(&self, group: u32) -> &Group {
+        &self.groups[group as usize]
+    }
+
+    pub(crate) fn digests(&self) -> Option<Arc<dyn ChunkDigests>> {
+        self.digests.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes a table, the first that it is given. Whether it did.
+    pub(crate) fn set_digests(&self, digests: Arc<dyn ChunkDigests>) -> bool {
+        let mut held = self.digests.write().unwrap_or_else(PoisonError::into_inner);
+        let first = held.is_none();
+        if first {
+            *held = Some(digests);
+        }
+        first
+    }
+
+    /// Whether a chunk is in the file.
+    pub(crate) fn has(&self, chunk: u32) -> bool {
+        self.group(group_of(chunk)).present() & bit(chunk) != 0
+    }
+
+    /// Whether any chunk is.
+    pub(crate) fn has_any(&self) -> bool {
+        self.groups.iter().any(|group| group.present() != 0)
+    }
+
+    /// Bytes of the chunks that are.
+    pub(crate) fn present_bytes(&self) -> u64 {
+        (0..self.geometry.groups()).map(|group| self.geometry.weight(group, self.group(group).present())).sum()
+    }
+
+    /// Enters the groups of `chunks` if these are all there and believed. Who is given them leaves them.
+    pub(crate) fn enter(self: &Arc<Self>, shared: &Shared, chunks: &Range<u32>) -> bool {
+        let mut entered = 0;
+        for piece in by_group(chunks.clone()) {
+            let group = self.group(group_of(piece.start));
+            if !group.enter() {
+                break;
+            }
+            entered += 1;
+            let wanted = bits(&piece);
+            if group.present() & wanted != wanted || (group.suspect() & wanted != 0 && !self.believe(shared, &piece)) {
+                break;
+            }
+            group.touch(shared.epoch());
+            if piece.end == chunks.end {
+                return true;
+            }
+        }
+        let first = group_of(chunks.start);
+        (first..first + entered).for_each(|group| self.group(group).leave());
+        false
+    }
+
+    /// Leaves the groups of `chunks`.
+    pub(crate) fn leave(&self, chunks: &Range<u32>) {
+        by_group(chunks.clone()).for_each(|piece| self.group(group_of(piece.start)).leave());
+    }
+
+    /// Fills `buffer` from the file, if all of it is there. Nothing is waited for but the disk. `buffer` lies in the
+    /// blob.
+    pub(crate) fn read_here(self: &Arc<Self>, shared: &Shared, offset: u64, buffer: &mut [u8]) -> bool {
+        let end = offset + buffer.len() as u64;
+        let mut rest = buffer;
+        let mut at = offset;
+        for piece in by_group(self.geometry.chunks_of(&(offset..end))) {
+            if !self.enter(shared, &piece) {
+                return false;
+            }
+            let _inside = Inside(self.group(group_of(piece.start)));
+            let upto = self.geometry.bytes_of(&piece).end.min(end);
+            let (now, later) = rest.split_at_mut(usize::try_from(upto - at).unwrap_or(usize::MAX));
+            let read = self.open(shared).and_then(|file| file.read_at(now, at));
+            if !matches!(read, Ok(n) if n == now.len()) {
+                // Fewer bytes than were written, or none: somebody else was at the file, or the disk fails.
+                tracing::warn!("chunks {piece:?} of {} are not in the cache any more: {read:?}", self.key.digest);
+                shared.metrics.corrupt_local.add(u64::from(piece.end - piece.start));
+                self.drop_chunks(shared, piece);
+                return false;
+            }
+            rest = later;
+            at = upto;
+        }
+        true
+    }
+
+    /// Compares the CRCs of the suspects among `chunks`, which are in one group that the caller is inside. Those that do
+    /// not match are dropped.
+    fn believe(self: &Arc<Self>, shared: &Shared, chunks: &Range<u32>) -> bool {
+        let group = group_of(chunks.start);
+        let record = match shared.index.get(&self.key.group(group)) {
+            Ok(record) => record.unwrap_or_default(),
+            Err(error) => {
+                shared.metrics.index_errors.add(1);
+                tracing::warn!("the cache's index fails: {error}");
+                return false;
+            }
+        };
+        let mut all = true;
+        for chunk in chunks.clone().filter(|chunk| self.group(group).suspect() & bit(*chunk) != 0) {
+            let range = self.geometry.bytes(chunk);
+            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+            let read = self.open(shared).and_then(|file| file.read_at(&mut bytes, range.start));
+            let slot = chunk % super::geometry::GROUP;
+            let right = matches!(read, Ok(n) if n == bytes.len()) && record.crc(slot) == Some(crc32c::crc32c(&bytes));
+            if right {
+                self.group(group).believed(bit(chunk));
+            } else {
+                tracing::warn!("chunk {chunk} of {} was damaged while the cache was down", self.key.digest);
+                shared.metrics.corrupt_local.add(1);
+                self.drop_chunks(shared, chunk..chunk + 1);
+                all = false;
+            }
+        }
+        all
+    }
+
+    /// Takes chunks for wrong: they are not read any more. The index learns of it with the next flush.
+    pub(crate) fn drop_chunks(self: &Arc<Self>, shared: &Shared, chunks: Range<u32>) -> u32 {
+        let mut count = 0;
+        for piece in by_group(chunks) {
+            let group = group_of(piece.start);
+            let gone = self.group(group).drop_bits(bits(&piece));
+            if gone != 0 {
+                count += gone.count_ones();
+                shared.less(self.geometry.weight(group, gone));
+                let dropped = piece.filter(|chunk| gone & bit(*chunk) != 0);
+                let late = shared.ledger().drop_chunks(self, dropped);
+                if late {
+                    // The index will not learn of it: nothing of it is believed unseen at the next start.
+                    let _ = shared.index.take_clean().inspect_err(|error| shared.index_failed(error));
+                }
+            }
+        }
+        count
+    }
+
+    /// The file, which is opened if it is not open.
+    pub(crate) fn open(self: &Arc<Self>, shared: &Shared) -> io::Result<Arc<dyn Medium>> {
+        if !self.recent.load(Ordering::Relaxed) {
+            self.recent.store(true, Ordering::Relaxed);
+        }
+        if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(Arc::clone(file));
+        }
+        shared.files.open(self, shared)
+    }
+}

@@ -1,0 +1,6 @@
+//! The cache against a plain model: the blobs themselves. A byte is right or an error.
+
+mod backend;
+mod basics;
+mod cases;
+mod support;
