@@ -63,6 +63,10 @@ pub struct Unresolved {
     /// missing from the metadata image until a merge or a conversion with the lower layer puts it there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<(String, String)>,
+    /// Positions in `links`, rising, of those that were below others when layers were merged: what has the name of such
+    /// a target in the metadata image came later than the link, so that only a layer below can have what was meant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beneath: Vec<u32>,
     /// Directories that no entry of the source described, so that a lower layer's description of them counts: their
     /// inode numbers, those for 32-bit `stat`, rising.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -13,7 +13,7 @@ use crate::manifest::{self, Layer, digest_of};
 use crate::read_at::ReadAt as _;
 use fs3_client::{Digest, Hasher, Store};
 use oci_spec::image::Descriptor;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 
 /// Bytes read at once.
@@ -83,6 +83,7 @@ pub fn verify(store: &Store, image: &manifest::Image, deep: bool, progress: &mut
         report,
         blobs: HashMap::new(),
         tables: HashMap::new(),
+        plain: HashSet::new(),
         buffer: vec![0; BUFFER],
     };
     verifier.announce(image);
@@ -112,6 +113,8 @@ struct Verifier<'a> {
     blobs: HashMap<Digest, (u64, bool)>,
     /// Blobs that a chunk table is about, and the blocks it has records for (none when the table is broken).
     tables: HashMap<Digest, Option<Covered>>,
+    /// Blobs of plain layers, as their chunk tables tell.
+    plain: HashSet<Digest>,
     buffer: Vec<u8>,
 }
 
@@ -227,7 +230,8 @@ impl Verifier<'_> {
                     format!("device {id} is tagged `{tag}`, but its blob is {}", blob.digest()),
                 );
             }
-            devices.push(DeviceInfo { blocks: blob.size() / u64::from(BLOCK_SIZE) });
+            let packed = !digest_of(blob).is_ok_and(|digest| self.plain.contains(&digest));
+            devices.push(DeviceInfo { blocks: blob.size() / u64::from(BLOCK_SIZE), packed });
         }
         let covered: Vec<Option<&Covered>> = layer
             .data
@@ -270,6 +274,9 @@ impl Verifier<'_> {
             Ok(table) => table,
             Err(e) => return self.problem(at, descriptor, "", e.to_string()),
         };
+        if !table.has_inputs() {
+            self.plain.insert(*table.blob_digest());
+        }
         let known = self.tables.contains_key(table.blob_digest());
         let position = layer.data.iter().position(|blob| digest_of(blob).ok().as_ref() == Some(table.blob_digest()));
         let Some((position, blob)) = position.and_then(|p| Some((p, layer.data.get(p)?))) else {

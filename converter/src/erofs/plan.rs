@@ -201,8 +201,9 @@ impl<'t> Plan<'t> {
         let head = self.device_table() + devices * size_of::<DeviceSlot>();
         let head_slots =
             u32::try_from(head.div_ceil(SLOT_SIZE as usize)).map_err(|_| PlanError::TooLarge("devices"))?;
-        // The root's nid has 16 bits, counted from the first metadata block.
-        self.meta_block = if head_slots < SLOTS { 0 } else { head_slots.div_ceil(SLOTS) };
+        // The root's nid has 16 bits, counted from the first metadata block: that in which the device table ends, since
+        // what is left of it holds inodes too.
+        self.meta_block = head_slots / SLOTS;
         let mut space = Space::after(head_slots);
         let mut later: Vec<(usize, u32)> = Vec::new();
         let mut bare_end = 0;

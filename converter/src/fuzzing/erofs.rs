@@ -35,7 +35,8 @@ impl ReadAt for Zeros {
 pub fn erofs(data: &[u8]) {
     let Ok(image) = Image::open(data) else { return };
     let _ = (image.superblock().features.names(), image.superblock().features.least_kernel());
-    let devices: Vec<DeviceInfo> = image.devices().iter().map(|d| DeviceInfo { blocks: d.blocks }).collect();
+    let devices: Vec<DeviceInfo> =
+        image.devices().iter().map(|d| DeviceInfo { blocks: d.blocks, packed: false }).collect();
     let sound = check(&image, &devices).iter().all(|finding| finding.severity == Severity::Foreign);
     let names = read_all(&image);
     let blocks = u32::MAX;

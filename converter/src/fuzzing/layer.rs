@@ -1,5 +1,6 @@
 //! A whole conversion of any bytes as a tar.
 
+use crate::chunk_table::ChunkTable;
 use crate::compress::{Codec, Compress};
 use crate::convert::{Request, convert};
 use crate::erofs::read::check::{DeviceInfo, check};
@@ -82,9 +83,13 @@ fn sound(store: &Store, record: &Record) {
     let data: Vec<File> =
         record.data.iter().map(|blob| store.open_blob(&blob.digest, blob.size).expect("a data blob")).collect();
     let lengths: Vec<DeviceInfo> = record
-        .data
-        .iter()
-        .map(|blob| DeviceInfo { blocks: blob.size / u64::from(image.superblock().block_size()) })
+        .existing()
+        .map(|existing| {
+            let blocks = existing.blob.size / u64::from(image.superblock().block_size());
+            let table = existing.table.map(|table| store.open_blob(&table.digest, table.size).expect("a chunk table"));
+            let packed = table.is_some_and(|table| ChunkTable::open(table).expect("our own table").has_inputs());
+            DeviceInfo { blocks, packed }
+        })
         .collect();
     assert_eq!(image.devices().len(), lengths.len());
     assert_eq!(check(&image, &lengths), [], "our own image is sound");

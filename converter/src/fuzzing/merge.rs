@@ -50,7 +50,8 @@ fn pair(low: &[u8], high: &[u8], how: How) {
     let image = Image::open(&file).expect("our own image opens");
     // Devices whose length the table does not tell reach as far as they are asked for.
     if used.iter().all(|(_, blocks)| *blocks > 0) {
-        let infos: Vec<DeviceInfo> = used.iter().map(|(_, b)| DeviceInfo { blocks: u64::from(*b) }).collect();
+        let infos: Vec<DeviceInfo> =
+            used.iter().map(|(_, b)| DeviceInfo { blocks: u64::from(*b), packed: false }).collect();
         let findings: Vec<_> = check(&image, &infos)
             .into_iter()
             .filter(|finding| finding.severity == crate::erofs::read::check::Severity::Broken)

@@ -6,7 +6,7 @@
 //! all are, is copied name by name. So every part of an image is read once, in about the order in which it lies there,
 //! and the inodes of the result are numbered in tree order.
 
-use super::links::{Injected, Links};
+use super::links::{Injected, Links, OpenLink};
 use super::source::{Devices, Marks, Source, permissions};
 use crate::entry::printable;
 use crate::erofs::format::FileType;
@@ -113,6 +113,11 @@ pub enum Fault {
     /// A link whose target is nowhere, and can be nowhere.
     #[error("it is a hard link to `{0}`, which neither this layer nor one below it has")]
     DanglingLink(String),
+    /// A link that cannot be followed any more.
+    #[error(
+        "it is a hard link to `{0}`, and which file that was is lost in an earlier merge: merge the layers at once"
+    )]
+    Buried(String),
     /// A link to a directory.
     #[error("it is a hard link to `{0}`, which is a directory")]
     LinkToDirectory(String),
@@ -185,11 +190,13 @@ pub fn plan<R: ReadAt>(layers: &[Layer<'_, R>], how: How) -> Result<Merged, Plan
         return Err(PlanError { layer: merger.layer, path: merger.path(), fault });
     }
     let Merger { out, runs, devices, implied, open, .. } = merger;
+    let (links, beneath): (Vec<_>, Vec<_>) = open.into_iter().map(|link| (link.names, link.beneath)).unzip();
+    let beneath = (0u32..).zip(beneath).filter_map(|(position, beneath)| beneath.then_some(position)).collect();
     let mut tree = out.finish();
     tree.mark_layers(how.overlay);
     // Inode numbers count from 1 in tree order, as do the ids.
     let implied = implied.into_iter().map(|id| id + 1).collect();
-    Ok(Merged { tree, runs, devices: devices.used, unresolved: Unresolved { links: open, implied } })
+    Ok(Merged { tree, runs, devices: devices.used, unresolved: Unresolved { links, beneath, implied } })
 }
 
 /// What a name of the result leads to.
@@ -268,11 +275,11 @@ struct Merger<'i, R> {
     out: Assembler,
     runs: Runs,
     devices: Devices,
-    links: Links<'i>,
+    links: Links,
     /// Inodes with several names, by layer and number.
     seen: HashMap<(u16, u64), InodeId>,
     implied: Vec<InodeId>,
-    open: Vec<(String, String)>,
+    open: Vec<OpenLink>,
     frames: Vec<Frame>,
     children: Vec<Child>,
     /// The layer that is read, for messages.

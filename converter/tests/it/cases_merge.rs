@@ -1,14 +1,18 @@
 //! Named cases of merging: each stack is mounted as separate layers, with every run of it merged, and over lowers.
 
+use crate::support::cases;
 use crate::support_cases::{
     BOTH, Case, as_umoci, assert_one_inode, assert_same_overlay, assert_text, mount, node, paths, xattrs,
 };
-use crate::support_merge::{BOTTOM, all_runs, assert_associative, layers, merge, try_merge};
+use crate::support_merge::{BOTTOM, all_runs, assert_associative, identity, layers, merge, try_merge};
 use converter::layer::{BlobRef, Record};
 use converter::manifest::{Layer, OverlayXattrs, Unresolved, annotation};
 use converter::merge::{MergeError, Options, merge_layers};
+use fixtures::content::Content;
+use fixtures::model::{Kind, Meta, Model};
 use fixtures::tree::{Snapshot, diff};
 use fixtures::{mounts, require};
+use proptest::prelude::*;
 use std::process::Command;
 
 /// Layers that lie below a stack: nothing, everything that it may hide, other types, links.
@@ -264,7 +268,7 @@ fn privileged_merged_l02_what_was_left_open_is_found() {
     // One link is still open, and stays on the list; nothing else is left to lower layers.
     let open = vec![(hex::encode("other/d"), hex::encode("nowhere"))];
     let implied: Vec<u32> = record.unresolved.implied.clone();
-    assert_eq!(record.unresolved, Unresolved { links: open, implied: implied.clone() });
+    assert_eq!(record.unresolved, Unresolved { links: open, implied: implied.clone(), ..Unresolved::default() });
     let tree = mount(&case.store, &[&record], OverlayXattrs::Trusted, |root| Snapshot::of(root).unwrap());
     assert_one_inode(&tree, &["c", "etc/a", "etc/b", "etc/e"]);
     assert_eq!((node(&tree, "etc").mode, node(&tree, "etc").uid, node(&tree, "etc").mtime.secs), (0o700, 5, 3));
@@ -278,6 +282,111 @@ fn privileged_merged_l02_what_was_left_open_is_found() {
     let removed = tar_layer(&case, "w etc/a");
     let error = try_merge(&case.store, &[base, removed, upper], Options::default()).unwrap_err().to_string();
     assert!(error.contains("`c`") && error.contains("hard link to `lib/a`"), "{error}");
+}
+
+/// A link that stays open means what was below its own layer, whatever came later in the run: merging step by step gives
+/// what merging at once gives.
+#[test]
+fn open_links_mean_the_same_in_any_steps() {
+    for scripts in [
+        // The target comes again above the link.
+        &["f f \"old\"", "h x -> f", "f f \"new\""][..],
+        // It is removed above it.
+        &["f f \"old\"", "h x -> f", "w f"],
+        // A link to a link, with names in either order.
+        &["f f \"old\"", "h h -> f", "h a -> h"],
+        &["f f \"old\"", "h h -> f", "h x -> h"],
+        &["f f \"old\"", "h h -> f", "h x -> h\nw h", "f f \"new\""],
+        // A link to a link that is gone, and to one that is something else by then.
+        &["f f \"old\"\nf h \"other\"", "h h -> f", "f h \"newer\"", "h a -> h"],
+    ] {
+        let case = Case::new(&["f unrelated"]);
+        let all: Vec<Layer> = scripts.iter().map(|script| tar_layer(&case, script)).collect();
+        let record = assert_associative(&case.store, &all, Options::default());
+        assert_eq!(record.unresolved.links, [], "{scripts:?}");
+    }
+    // What was removed before the link was made is nowhere.
+    let case = Case::new(&["f unrelated"]);
+    let all = ["f f \"old\"", "h h -> f", "w h", "h a -> h"].map(|script| tar_layer(&case, script));
+    assert!(try_merge(&case.store, &all, Options::default()).unwrap_err().to_string().contains("hard link to `h`"));
+}
+
+/// Random layers of few names, each converted alone. Where a merge in steps cannot be right it says so.
+#[test]
+fn random_open_links_mean_the_same_in_any_steps() {
+    let name = || proptest::sample::select(vec!["a", "b", "c", "d/a", "d/b", "s/a"]);
+    let line = prop_oneof![
+        (name(), 0..100u32).prop_map(|(name, text)| format!("f {name} \"{text}\"")),
+        (name(), name()).prop_filter("itself", |(a, b)| a != b).prop_map(|(link, to)| format!("h {link} -> {to}")),
+        name().prop_map(|name| format!("w {name}")),
+        Just("s s -> d".to_owned()),
+    ];
+    let layer = proptest::collection::vec(line, 1..4).prop_map(|lines| lines.join("\n"));
+    let outcomes = std::cell::RefCell::new((0, 0, 0));
+    proptest!(cases(150), |(scripts in proptest::collection::vec(layer, 3..5))| {
+        let case = Case::new(&["f unrelated"]);
+        let convert = |script: &String| Case::of_tar(&fixtures::tar::build(script)).is_ok();
+        prop_assume!(scripts.iter().all(convert));
+        let all: Vec<Layer> = scripts.iter().map(|script| tar_layer(&case, script)).collect();
+        let Ok(flat) = try_merge(&case.store, &all, Options::default()) else {
+            outcomes.borrow_mut().0 += 1;
+            return Ok(());
+        };
+        for cut in 1..all.len() - 1 {
+            let steps = try_merge(&case.store, &all[cut..], Options::default()).and_then(|upper| {
+                let mut stack = all[..cut].to_vec();
+                stack.push(upper.to_layer());
+                try_merge(&case.store, &stack, Options::default())
+            });
+            match steps {
+                Ok(steps) => {
+                    outcomes.borrow_mut().1 += 1;
+                    prop_assert_eq!(identity(&steps), identity(&flat), "cut at {} of {:?}", cut, scripts);
+                }
+                Err(error) => {
+                    outcomes.borrow_mut().2 += 1;
+                    prop_assert!(error.to_string().contains("merge the layers at once"), "{} | {:?}", error, scripts);
+                }
+            }
+        }
+    });
+    let (refused, same, buried) = outcomes.into_inner();
+    assert!(same > 3 * (refused + buried), "{refused} refused, {same} the same, {buried} cannot be known");
+}
+
+/// The table of devices may end anywhere in a block.
+#[test]
+fn any_number_of_blobs() {
+    let place = crate::support::Place::new();
+    let layer = |number: u64| {
+        let mut model = Model::new();
+        let content = Content::Random { seed: number, size: 5000 };
+        model.put(format!("f{number}").as_bytes(), Kind::Regular(content), Meta::new(0o644));
+        model.put(
+            format!("small{number}").as_bytes(),
+            Kind::Regular(Content::Random { seed: number, size: 50 }),
+            Meta::new(0o644),
+        );
+        model.to_layer()
+    };
+    let stack: Vec<_> = (0..130).map(layer).collect();
+    let converted = place.convert(&place.layout_of(&stack)).unwrap();
+    let all = layers(&converted);
+    for count in [2, 22, 23, 24, 25, 26, 53, 54, 55, 56, 57, 87, 88, 118, 119, 120, 130] {
+        let record = merge(&place.store, &all[..count], BOTTOM);
+        assert_eq!(record.data.len(), count);
+        let model = Snapshot::of_model(&Model::merged(&stack[..count]));
+        let differs = crate::support::reader_differs(&place.store, &record, &model);
+        assert_eq!(differs, Vec::<String>::new(), "{count} blobs");
+        if require::mounts() {
+            let found = mount(&place.store, &[&record], OverlayXattrs::Trusted, |root| Snapshot::of(root).unwrap());
+            assert_eq!(
+                diff(&model, &found, &fixtures::tree::Compare::overlay()),
+                Vec::<String>::new(),
+                "{count} blobs"
+            );
+        }
+    }
 }
 
 #[test]

@@ -433,3 +433,25 @@ fn what_the_program_says_of_compressed_layers() {
         place.store.local_dir().unwrap().blob_path(&layer["metadata"]["digest"].as_str().unwrap().parse().unwrap());
     assert!(inspect(&[zstd.as_ref()]).contains("least kernel  6.10\n"));
 }
+
+/// Where nothing of a layer could be compressed, its blob is still one of clusters: `verify` must not measure it by the
+/// rules of plain ones.
+#[test]
+fn incompressible_layers_verify() {
+    for sizes in [&[1_000_000, 131_072][..], &[70_000, 1_048_576, 5000, 200_000]] {
+        let place = Place::new();
+        let files = sizes.iter().zip(0..).map(|(size, n)| format!("f {n} size={size} fill=random:{n}\n"));
+        let layer = fixtures::oci::Layer::text(&files.collect::<String>());
+        let converted = place.convert_compressed(&place.layout(&[layer]), "zstd", 16);
+        let record = &converted.layers[0].record;
+        assert!(record.algorithms.is_empty(), "it was meant to stay plain");
+        crate::support::judge(&place.store, record);
+        let merged = crate::support_merge::merge(
+            &place.store,
+            &crate::support_merge::layers(&converted),
+            converter::merge::Options { pack: true, ..Default::default() },
+        );
+        crate::support::judge(&place.store, &merged);
+        Hashed::all(&place.store).assert_sound(&place.store);
+    }
+}

@@ -1,12 +1,13 @@
 //! Stores, images and judges that several tests need.
 
+use converter::chunk_table::ChunkTable;
 use converter::compress::{Algorithm, Compress};
 use converter::convert::{ConvertError, Converted, Request, convert_as};
 use converter::entry::Timestamp;
 use converter::erofs::format::FileType;
 use converter::erofs::read::Image;
 use converter::erofs::read::check::{DeviceInfo, check};
-use converter::layer::{BlobRef, Options, Record};
+use converter::layer::{BlobRef, Existing, Options, Record};
 use converter::manifest;
 use converter::progress::Silent;
 use converter::read_at::ReadAt;
@@ -142,7 +143,14 @@ fn open(store: &Store, record: &Record) -> (Image<File>, Vec<File>) {
 /// DSEC_FSCK names one (which then looks at all compressed images too).
 pub(crate) fn judge(store: &Store, record: &Record) {
     let (image, _) = open(store, record);
-    let devices: Vec<DeviceInfo> = record.data.iter().map(|b| DeviceInfo { blocks: b.size / 4096 }).collect();
+    let device = |existing: Existing| {
+        let packed = existing.table.is_some_and(|table| {
+            let table = store.open_blob(&table.digest, table.size).unwrap();
+            ChunkTable::open(table).unwrap().has_inputs()
+        });
+        DeviceInfo { blocks: existing.blob.size / 4096, packed }
+    };
+    let devices: Vec<DeviceInfo> = record.existing().map(device).collect();
     assert_eq!(check(&image, &devices), []);
     let paths: Vec<PathBuf> =
         record.data.iter().map(|blob| store.local_dir().unwrap().blob_path(&blob.digest)).collect();

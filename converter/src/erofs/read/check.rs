@@ -39,6 +39,9 @@ pub struct Finding {
 pub struct DeviceInfo {
     /// Its length in blocks of the image.
     pub blocks: u64,
+    /// Whether chunks follow one another in it without regard to the boundaries of segments, as in the blobs of layers
+    /// that were compressed: such a blob cannot be cut there, whether or not any of its chunks is compressed.
+    pub packed: bool,
 }
 
 /// All findings of [`check`], and what was counted on the way.
@@ -201,8 +204,6 @@ impl<R: ReadAt> Checker<'_, R> {
     fn data(&mut self, path: &[u8], inode: &Inode) {
         let bits = self.image.superblock().block_bits;
         let segment = SEGMENT_SIZE >> bits;
-        // Compressed clusters cannot be cut into segments, nor can what lies among them.
-        let packed = !self.image.superblock().features.algorithms().is_empty();
         let mut crossing = 0u64;
         for chunk in self.image.chunks(inode) {
             let chunk = match chunk {
@@ -220,8 +221,10 @@ impl<R: ReadAt> Checker<'_, R> {
                 }
                 continue;
             }
-            crossing += u64::from(!packed && block / segment != (block + blocks - 1) / segment);
-            if self.devices.get(usize::from(device) - 1).is_some_and(|d| block + blocks > d.blocks) {
+            let known = self.devices.get(usize::from(device) - 1);
+            let cut = known.is_none_or(|d| !d.packed);
+            crossing += u64::from(cut && block / segment != (block + blocks - 1) / segment);
+            if known.is_some_and(|d| block + blocks > d.blocks) {
                 let what = format!("{blocks} blocks from block {block} are not on device {device} as it is");
                 return self.broken(inode.nid, path, what);
             }

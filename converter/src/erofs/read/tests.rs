@@ -38,7 +38,7 @@ fn reads_as_its_source(seed: u64, root: bool) -> Result<(), TestCaseError> {
         let image = Image::open(made.image.as_slice()).unwrap();
         let differences = compare(&image, &made.devices(), &source);
         prop_assert!(differences.is_empty(), "{options:?}: {differences:#?}");
-        let blob = made.blob.iter().map(|blob| DeviceInfo { blocks: blob.len() as u64 / 4096 });
+        let blob = made.blob.iter().map(|blob| DeviceInfo { blocks: blob.len() as u64 / 4096, packed: false });
         let findings = broken(check(&image, &blob.collect::<Vec<_>>()));
         prop_assert!(findings.is_empty(), "{options:?}: {findings:#?}");
     }
@@ -116,8 +116,11 @@ fn extents_join_and_holes_stay() {
         ]
     );
     assert_eq!(image.chunks(&inode).count(), 6);
-    assert_eq!(check(&image, &[DeviceInfo { blocks: 100 }, DeviceInfo { blocks: 9 }]), []);
-    let short = check(&image, &[DeviceInfo { blocks: 100 }, DeviceInfo { blocks: 8 }]);
+    assert_eq!(
+        check(&image, &[DeviceInfo { blocks: 100, packed: false }, DeviceInfo { blocks: 9, packed: false }]),
+        []
+    );
+    let short = check(&image, &[DeviceInfo { blocks: 100, packed: false }, DeviceInfo { blocks: 8, packed: false }]);
     assert_eq!(short.len(), 2, "{short:?}");
     assert!(short[1].what.contains("are not on device 2 as it is"), "{short:?}");
 }

@@ -65,7 +65,8 @@ fn segment_devices_read_the_same() {
     assert_eq!(names(&image), names(&Image::open(made.image.as_slice()).unwrap()));
     let devices: Vec<&dyn ReadAt> = image.devices().iter().map(|_| blob as &dyn ReadAt).collect();
     assert_eq!(compare(&image, &devices, &source), Vec::<String>::new());
-    let infos: Vec<DeviceInfo> = image.devices().iter().map(|d| DeviceInfo { blocks: d.blocks }).collect();
+    let infos: Vec<DeviceInfo> =
+        image.devices().iter().map(|d| DeviceInfo { blocks: d.blocks, packed: false }).collect();
     assert_eq!(check(&image, &infos), []);
 
     // And back: one device again, in a table that is shorter than its place.
@@ -118,7 +119,7 @@ fn a_table_that_cannot_be_appended_moves_the_image() {
         let mut bytes = vec![0; 5000];
         assert_eq!(image.read_file_at(&image.inode(flat).unwrap(), &[], 0, &mut bytes).unwrap(), 5000);
         assert!(bytes.iter().all(|b| *b == b'p'));
-        let infos = vec![DeviceInfo { blocks: 100 }; 70];
+        let infos = vec![DeviceInfo { blocks: 100, packed: false }; 70];
         let broken: Vec<_> = check(&image, &infos).into_iter().filter(|f| f.severity == Severity::Broken).collect();
         assert_eq!(broken, []);
     }
