@@ -155,7 +155,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return told.code;
     }
     let find = |kind: fn(&(dyn std::error::Error + 'static)) -> bool| error.chain().any(kind);
-    let corrupt = find(|e| e.is::<Corrupt>())
+    let corrupt = error.is::<Corrupt>()
+        || find(|e| e.is::<Corrupt>())
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corruption))
         || find(|e| e.downcast_ref::<StoreError>().is_some_and(StoreError::is_corrupt))
         || find(|e| e.downcast_ref::<DictionaryError>().is_some_and(DictionaryError::is_corrupt))
@@ -207,7 +208,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             let gone = |error: &DictionaryError| matches!(error, DictionaryError::Gone { .. });
             if matches!(&**error, LayerError::Copy(_)) || matches!(&**error, LayerError::Dictionary(e) if gone(e)) {
                 let text =
-                    "`--dedup-verify`, `--dedup-against` or `--dedup none` keep what is damaged or gone out of it";
+                    "run it again; if it stays so, `--dedup-verify`, `--dedup-against` or `--dedup none` keep what is damaged or gone out of it";
                 return Some(text.to_owned());
             }
         }
@@ -289,6 +290,20 @@ fn find_image(store: &Store, name: &str) -> anyhow::Result<Found> {
     let name: RefName = name.parse()?;
     let descriptor = store.read_ref(&name)?;
     load_manifest(store, &descriptor).with_context(|| name.to_string())
+}
+
+/// The store, with a lease on all of an image for as long as the store that is returned lives: no gc takes any of it,
+/// whatever becomes of its ref. A store that nothing can be written to is returned as it is.
+fn kept(store: &Store, image: &Found, purpose: &str) -> anyhow::Result<Store> {
+    let mut all = vec![image.digest, digest_of(&image.manifest.config)?];
+    for blob in image.manifest.layers.iter().flat_map(manifest::Layer::descriptors) {
+        all.push(digest_of(blob)?);
+    }
+    let kept = store.writing(purpose).and_then(|kept| kept.claim(&all).map(|()| kept));
+    Ok(kept.unwrap_or_else(|error| {
+        tracing::warn!("without a lease, so that a gc may take what this reads: {error}");
+        store.clone()
+    }))
 }
 
 fn load_manifest(store: &Store, descriptor: &oci_spec::image::Descriptor) -> anyhow::Result<Found> {

@@ -6,15 +6,13 @@ use fs3_client::{Digest, LeaseInfo, Store, StoreError};
 use oci_spec::image::Descriptor;
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::error::Error;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Manifests read at a time.
 const READERS: usize = 8;
-/// How deep indexes may lie in one another.
-const DEPTH: usize = 8;
 
 /// Why it is not known what a ref reaches.
 #[derive(Debug, thiserror::Error)]
@@ -89,45 +87,42 @@ impl<'s> Reach<'s> {
             digest: digest.clone(),
             what: format!("{e}"),
         })?;
-        let mut found = vec![digest];
+        let mut found = HashSet::from([digest]);
+        // Breadth first, and each once: an index may name another a thousand times, and that the next.
+        let mut manifests = VecDeque::new();
         if is_manifest(descriptor.media_type().as_ref()) {
-            self.expand(name, &digest, descriptor.size(), DEPTH, &mut found)?;
+            manifests.push_back((digest, descriptor.size()));
         }
-        Ok(found)
+        let mut expanded = HashSet::from([digest]);
+        while let Some((digest, size)) = manifests.pop_front() {
+            let reached = self.read(name, &digest, size)?;
+            found.extend(&reached.all);
+            for (inner, size) in &reached.manifests {
+                if expanded.insert(*inner) && self.store.blob_size(inner)?.is_some() {
+                    manifests.push_back((*inner, *size));
+                }
+            }
+        }
+        Ok(found.into_iter().collect())
     }
 
-    fn expand(
-        &self,
-        name: &str,
-        digest: &Digest,
-        size: u64,
-        depth: usize,
-        found: &mut Vec<Digest>,
-    ) -> Result<(), ReachError> {
-        let not_one = |what| ReachError::NotOne { name: name.to_owned(), digest: digest.to_string(), what };
-        let known = self.lock().get(digest).cloned();
-        let reached = match known {
-            Some(reached) => reached,
-            None => {
-                let bytes = self.store.read_blob(digest, size);
-                let bytes = bytes.map_err(|source| ReachError::Manifest { name: name.to_owned(), source })?;
-                let document: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(e.to_string()))?;
-                let mut reached = Reached::default();
-                walk(&document, &mut reached);
-                self.lock().insert(*digest, reached.clone());
-                reached
-            }
-        };
-        found.extend(&reached.all);
-        for (inner, size) in &reached.manifests {
-            if self.store.blob_size(inner)?.is_none() {
-                continue;
-            }
-            let depth =
-                depth.checked_sub(1).ok_or_else(|| not_one("indexes lie too deep in one another".to_owned()))?;
-            self.expand(name, inner, *size, depth, found)?;
+    /// What a manifest names.
+    fn read(&self, name: &str, digest: &Digest, size: u64) -> Result<Reached, ReachError> {
+        if let Some(known) = self.lock().get(digest).cloned() {
+            return Ok(known);
         }
-        Ok(())
+        let not_one = |what| ReachError::NotOne { name: name.to_owned(), digest: digest.to_string(), what };
+        let bytes = self.store.read_blob(digest, size);
+        let bytes = bytes.map_err(|source| ReachError::Manifest { name: name.to_owned(), source })?;
+        let document: Value = serde_json::from_slice(&bytes).map_err(|e| not_one(e.to_string()))?;
+        let mut reached = Reached::default();
+        walk(&document, &mut reached);
+        reached.all.sort_unstable();
+        reached.all.dedup();
+        reached.manifests.sort_unstable();
+        reached.manifests.dedup();
+        self.lock().insert(*digest, reached.clone());
+        Ok(reached)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Reached>> {

@@ -73,6 +73,10 @@ pub struct Counts {
     pub whiteouts: u64,
     /// Directories whose lower contents are hidden.
     pub opaques: u64,
+    /// Inodes with attributes that overlayfs shows under other names than the image has: those of the source that would
+    /// mean something to it.
+    #[serde(default)]
+    pub escaped: u64,
     /// Bytes of the layer's own data blob.
     #[serde(default)]
     pub own_bytes: u64,

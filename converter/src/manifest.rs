@@ -43,7 +43,8 @@ pub mod annotation {
     pub const BLOCK_SIZE: &str = "dev.dsec.block-size";
     /// Compression of the data: `none`, `lz4`, `zstd`, or several of these with commas between.
     pub const COMPRESSION: &str = "dev.dsec.compression";
-    /// `kept` when the layer has whiteouts or opaque directories, else `none`.
+    /// `kept` when the layer has whiteouts, opaque directories or attributes that overlayfs shows under other names, so that
+    /// only overlayfs shows it right, else `none`.
     pub const WHITEOUTS: &str = "dev.dsec.whiteouts";
     /// Namespace of the overlay xattrs: `trusted` or `user`.
     pub const OVERLAY_XATTRS: &str = "dev.dsec.overlay-xattrs";
@@ -122,7 +123,7 @@ pub struct Layer {
     /// The chunk tables of `data`, in its order; each says which blob it is about, in
     /// [`annotation::CHUNK_TABLE_OF`] and in itself.
     pub chunk_tables: Vec<Descriptor>,
-    /// Whether the layer has whiteouts or opaque directories, so that it must be mounted under overlayfs.
+    /// Whether the layer has whiteouts, opaque directories or escaped attributes, so that it must be mounted under overlayfs.
     pub whiteouts: bool,
     /// Namespace of the overlay xattrs.
     pub overlay_xattrs: OverlayXattrs,

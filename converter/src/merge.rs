@@ -372,7 +372,7 @@ impl Run {
         checked()?;
         let order = merged.tree.order();
         let used: Vec<&Blob> = merged.devices.iter().map(|n| &self.blobs[*n as usize]).collect();
-        let mut counts = count(&merged.tree, &order);
+        let mut counts = count(&merged.tree, &order, self.overlay);
         let (data, chunk_tables) = if options.pack && !used.is_empty() {
             let packed = pack::pack(&mut merged, &order, &used, store)?;
             counts.deduplicated_bytes = packed.deduplicated;
@@ -385,7 +385,11 @@ impl Run {
                 }
                 store.renew(&blob.blob.digest)?;
             }
-            for table in used.iter().filter_map(|blob| blob.table) {
+            for (blob, table) in used.iter().filter_map(|blob| Some((blob, blob.table?))) {
+                if store.blob_size(&table.digest)? != Some(table.size) {
+                    let what = format!("its chunk table {} is not in the store, or not in its length", table.digest);
+                    return Err(MergeError::Corrupt { layer: blob.layer, digest: blob.blob.digest, what });
+                }
                 store.renew(&table.digest)?;
             }
             let table = |b: &&Blob| Some(TableRef { of: b.blob.digest, blob: b.table? });

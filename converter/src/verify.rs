@@ -9,7 +9,7 @@ use crate::compress;
 use crate::erofs::format::{BLOCK_SIZE, MAX_PLAIN_CLUSTER, MAX_STORED_CLUSTER};
 use crate::erofs::read::Image;
 use crate::erofs::read::check::{DeviceInfo, check_counting};
-use crate::manifest::{self, Layer, digest_of};
+use crate::manifest::{self, Layer, annotation, digest_of};
 use crate::read_at::ReadAt as _;
 use fs3_client::{Digest, Hasher, Store};
 use oci_spec::image::Descriptor;
@@ -284,6 +284,12 @@ impl Verifier<'_> {
             self.tables.entry(*table.blob_digest()).or_insert(None);
             return self.problem(at, descriptor, "", what);
         };
+        let says = descriptor.annotations().as_ref().and_then(|all| all.get(annotation::CHUNK_TABLE_OF));
+        if let Some(says) = says.filter(|says| **says != table.blob_digest().to_string()) {
+            let what =
+                format!("the manifest has it as the chunk table of {says}, and it is about {}", table.blob_digest());
+            self.problem(at, descriptor, "", what);
+        }
         // A lower layer has the same blob and had the same table.
         if known {
             return;

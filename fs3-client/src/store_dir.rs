@@ -34,6 +34,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Longest record in bytes.
@@ -263,11 +264,17 @@ fn not_a_file(digest: &Digest, path: PathBuf) -> StoreError {
 
 /// The whole file, or `None` when it does not exist.
 fn read_small(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
-    let file = match File::open(path) {
+    // Whoever can write to the store can put a pipe there, whose opening waits for ever.
+    let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("a flag of open(2)");
+    let file = match File::options().read(true).custom_flags(nonblock).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(StoreError::io("open", path, e)),
     };
+    if !file.metadata().map_err(|e| StoreError::io("stat", path, e))?.is_file() {
+        let source = io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
+        return Err(StoreError::io("read", path, source));
+    }
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| StoreError::io("read", path, e))?;
     if bytes.len() as u64 > limit {

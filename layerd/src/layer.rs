@@ -31,7 +31,7 @@ pub struct Layer {
     pub metadata: Blob,
     /// Its data blobs in device order.
     pub data: Vec<Blob>,
-    /// Whether it has whiteouts or opaque directories.
+    /// Whether it has whiteouts, opaque directories or escaped attributes: what only overlayfs shows right.
     pub whiteouts: bool,
     /// The namespace of its overlay xattrs.
     pub overlay_xattrs: OverlayXattrs,

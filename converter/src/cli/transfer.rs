@@ -1,7 +1,7 @@
 //! `dsec-convert push`, `pull` and `export`.
 
 use super::registry::RegistryArgs;
-use super::{find_image, open_store, output, store_parser};
+use super::{find_image, kept, open_store, output, store_parser};
 use converter::manifest;
 use converter::source::{Platform, SourceRef, resolve_artifact};
 use converter::transfer::{self, Event, Moved, OnEvent};
@@ -137,6 +137,7 @@ pub(super) fn push(args: &PushArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let store = open_store(&args.store)?;
     let found = find_image(&store, &args.name)?;
+    let store = kept(&store, &found, "push")?;
     let target = match (args.target.has_tag, args.name.parse::<RefName>()?) {
         (true, _) => args.target.text.clone(),
         (false, name) => format!("{}:{}", args.target.text, name.tag()),
@@ -170,6 +171,7 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let store = open_store(&args.store)?;
     let found = find_image(&store, &args.name.to_string())?;
+    let store = kept(&store, &found, "export")?;
     let LayoutTarget { dir, tag } = &args.layout;
     let tag = tag.as_deref().unwrap_or_else(|| args.name.tag());
     let bar = Bar::new(args.json || args.quiet);

@@ -1,9 +1,9 @@
 //! `dsec-convert verify`.
 
 use super::output::{self, print};
-use super::{Corrupt, STORE_HELP, find_image, open_store, store_parser};
+use super::{Corrupt, STORE_HELP, find_image, kept, open_store, store_parser};
 use converter::verify::{Problem, Progress, verify};
-use fs3_client::StoreLocation;
+use fs3_client::{StoreError, StoreLocation};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write as _;
 
@@ -27,7 +27,12 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // What is to be checked is the store, not the local copies of what it once had.
     let store = open_store(&args.store)?.without_old_copies();
-    let found = find_image(&store, &args.name)?;
+    let found = find_image(&store, &args.name).map_err(|error| {
+        // The ref is there, and what it names is not: the image is broken.
+        let is_missing = error.chain().any(|e| matches!(e.downcast_ref(), Some(StoreError::Missing { .. })));
+        if is_missing { error.context(Corrupt) } else { error }
+    })?;
+    let store = kept(&store, &found, "verify")?;
     let bar = ProgressBar::new(0).with_style(
         ProgressStyle::with_template("{bytes:>10} of {total_bytes} {wide_bar} {bytes_per_sec}, {eta} left")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),

@@ -5,8 +5,8 @@ use crate::blob::foreign::{Find, Found, Wanted};
 use crate::compress;
 use crate::entry::Warning;
 use crate::erofs::format::{BLOCK_SIZE, SEGMENT_BLOCKS};
-use crate::layer::Existing;
-use fs3_client::{Digest, Store, StoreError};
+use crate::layer::{BlobRef, Existing};
+use fs3_client::{Store, StoreError};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,13 +43,19 @@ impl<'s> Session<'s> {
             return Ok(*known);
         }
         let existing = self.snapshot.blob(blob)?.filter(|b| b.table.is_some());
+        // To ask a writer's store is to claim: what is there now is there when the layer is done. Its table too, without
+        // which nobody would refer to it.
         let here = match &existing {
-            Some(Existing { blob, .. }) => self.store.blob_size(&blob.digest)? == Some(blob.size),
-            None => false,
+            Some(Existing { blob, table: Some(table) }) => self.is_whole(blob)? && self.is_whole(table)?,
+            _ => false,
         };
         let usable = existing.filter(|_| here);
         blobs.insert(blob, usable);
         Ok(usable)
+    }
+
+    fn is_whole(&self, blob: &BlobRef) -> Result<bool, DictionaryError> {
+        Ok(self.store.blob_size(&blob.digest)? == Some(blob.size))
     }
 
     /// Whether the chunk at `place` of `blob` is what is wanted.
@@ -83,19 +89,14 @@ impl<'s> Session<'s> {
     /// # Errors
     /// [`DictionaryError::Gone`] when it is not; when the store fails.
     pub fn hold(&self, blob: &Existing) -> Result<(), DictionaryError> {
-        let here = |digest: &Digest, size| Ok::<_, DictionaryError>(self.store.blob_size(digest)? == Some(size));
         for digest in std::iter::once(&blob.blob.digest).chain(blob.table.as_ref().map(|table| &table.digest)) {
             match self.store.renew(digest) {
                 Ok(()) | Err(StoreError::Missing { .. }) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        let table = blob.table.map_or(Ok(true), |table| here(&table.digest, table.size))?;
-        if table && here(&blob.blob.digest, blob.blob.size)? {
-            Ok(())
-        } else {
-            Err(DictionaryError::Gone { blob: blob.blob.digest })
-        }
+        let table = blob.table.map_or(Ok(true), |table| self.is_whole(&table))?;
+        if table && self.is_whole(&blob.blob)? { Ok(()) } else { Err(DictionaryError::Gone { blob: blob.blob.digest }) }
     }
 
     /// What was found damaged on the way.

@@ -3,7 +3,7 @@
 use super::{Counts, LayerError, Options, ReadLayer};
 use crate::chunk_table;
 use crate::compress::Algorithm;
-use crate::entry::Warning;
+use crate::entry::{Warning, Xattr};
 use crate::erofs::write::{Contents, Device, write_ordered};
 use crate::extent::FileData;
 use crate::manifest::{
@@ -164,7 +164,7 @@ pub fn publish(
     let contents = Contents::Spool(&layer.spool);
     let written = write_ordered(&layer.tree, &order, &layer.contents.runs, contents, &devices, &staged)?;
     staged.publish(&written.digest, written.size)?;
-    let mut counts = count(&layer.tree, &order);
+    let mut counts = count(&layer.tree, &order, options.overlay);
     counts.inodes = written.inodes;
     counts.own_bytes = own_bytes;
     counts.deduplicated_bytes = layer.contents.deduplicated;
@@ -195,9 +195,13 @@ pub fn publish(
 }
 
 /// Counts what a tree holds, in the order that [`Tree::order`] gave.
-pub(crate) fn count(tree: &Tree, order: &[(InodeId, u32)]) -> Counts {
+pub(crate) fn count(tree: &Tree, order: &[(InodeId, u32)], overlay: OverlayXattrs) -> Counts {
     let mut counts = Counts::default();
+    let prefix = format!("{}overlay.", overlay.prefix());
+    let escaped = |set: &[Xattr]| set.iter().any(|xattr| xattr.name.starts_with(prefix.as_bytes()));
+    let escaped: Vec<bool> = tree.xattrs().all().map(escaped).collect();
     for (id, links) in order {
+        counts.escaped += u64::from(escaped[tree.inode(*id).xattrs.index()]);
         match &tree.inode(*id).kind {
             Kind::Regular(data) => {
                 counts.files += 1;
@@ -255,7 +259,7 @@ impl Record {
                 .iter()
                 .map(|t| describe(CHUNK_TABLE_MEDIA_TYPE, &t.blob, &[(annotation::CHUNK_TABLE_OF, t.of.to_string())]))
                 .collect(),
-            whiteouts: self.counts.whiteouts + self.counts.opaques > 0,
+            whiteouts: self.counts.whiteouts + self.counts.opaques + self.counts.escaped > 0,
             overlay_xattrs: self.overlay,
         }
     }
@@ -302,7 +306,16 @@ impl Record {
 
     /// [`Record::recall`] for those who only want to know.
     pub(crate) fn remembered(store: &Store, key: &str) -> Result<Option<Self>, StoreError> {
-        let Some(bytes) = store.record(key)? else { return Ok(None) };
+        let bytes = match store.record(key) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Ok(None),
+            // It is only a note: what cannot be one is none.
+            Err(e @ (StoreError::TooLarge { .. } | StoreError::Io { .. })) => {
+                tracing::warn!("record {key} cannot be read, its layer is made again: {e}");
+                return Ok(None);
+            }
+            Err(e) => return Err(e),
+        };
         match serde_json::from_slice::<Self>(&bytes) {
             Ok(record) => Ok(record.is_in(store).then_some(record)),
             Err(e) => {

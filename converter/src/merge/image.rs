@@ -81,6 +81,11 @@ pub(crate) fn merge_stack(
 ) -> Result<Vec<Part>, MergeError> {
     let weights = stack.iter().map(weigh).collect::<Result<Vec<_>, _>>();
     let weights = weights.map_err(|error| MergeError::Manifest { name: "the image".to_owned(), error })?;
+    // Merged or not, no overlay has layers of both kinds.
+    if let Some(odd) = stack.iter().position(|layer| layer.overlay_xattrs != stack[0].overlay_xattrs) {
+        let (found, expected) = (stack[odd].overlay_xattrs.prefix(), stack[0].overlay_xattrs.prefix());
+        return Err(MergeError::Namespaces { layer: odd, found, expected });
+    }
     let mut parts = Vec::new();
     for run in runs(&weights, request.under) {
         let options = Options { bottom: request.options.bottom && run.start == 0, ..request.options };

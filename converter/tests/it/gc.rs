@@ -135,6 +135,52 @@ fn what_another_image_took_chunks_of_stays() {
     assert_eq!(list(&store.join("blobs/sha256")), [""; 0]);
 }
 
+/// An index may name another many times, and that the next: each is read once.
+#[test]
+fn nested_indexes_cost_what_they_are() {
+    let place = Place::new();
+    let media_type = "application/vnd.oci.image.index.v1+json";
+    let mut inner = place.store.publish_bytes(b"{\"schemaVersion\":2,\"manifests\":[]}").unwrap();
+    let mut all = 1;
+    for level in 0..40 {
+        let entry = format!(r#"{{"mediaType":"{media_type}","digest":"{}","size":{}}}"#, inner.digest, inner.size);
+        let entries = vec![entry; 50].join(",");
+        let index = format!(r#"{{"schemaVersion":2,"level":{level},"manifests":[{entries}]}}"#);
+        inner = place.store.publish_bytes(index.as_bytes()).unwrap();
+        all += 1;
+    }
+    let top = descriptor(media_type, inner.digest, inner.size, &[]);
+    place.store.write_ref(&"a:b".parse().unwrap(), &top).unwrap();
+    place.store.publish_bytes(b"not reached").unwrap();
+    let reached = Reach::new(&place.store).of("a:b", &top).unwrap();
+    assert_eq!(reached.len(), all);
+    assert_eq!(run(&mut gc(root(&place.store), &[]))["removed"].as_array().unwrap().len(), 1);
+}
+
+/// A pipe where a ref should be is no ref, and nobody waits for it.
+#[test]
+fn pipes_in_the_store_are_not_waited_for() {
+    let place = Place::new();
+    let store = root(&place.store);
+    let [one, _] = two(&place);
+    run(&mut convert(&one, store, "a:1"));
+    let pipe = |path: &Path| {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    };
+    for record in list(&store.join("converted")) {
+        fs::remove_file(store.join("converted").join(&record)).unwrap();
+        pipe(&store.join("converted").join(&record));
+    }
+    // A record is only a note: without it the layer is made again.
+    let again = run(&mut convert(&one, store, "a:2"));
+    assert_eq!(again["totals"]["layers_reused"], 0);
+    fs::remove_file(store.join("refs/a/1")).unwrap();
+    pipe(&store.join("refs/a/1"));
+    let output = gc(store, &[]).output().unwrap();
+    assert!(!output.status.success() && said(&output).contains("refs/a/1"), "{}", said(&output));
+}
+
 #[test]
 fn what_cannot_be_read_stops_it_by_its_name() {
     let place = Place::new();

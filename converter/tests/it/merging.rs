@@ -153,6 +153,59 @@ fn damaged(form: &[&str]) {
     assert!(output.status.code() != Some(0) && said(&output).contains(&digest), "{}", said(&output));
 }
 
+/// What an image names has to be there before another image names it too; and `verify` says what is not.
+#[test]
+fn missing_and_mistaken_tables_are_told() {
+    let place = Place::new();
+    let source = place.layout(&layers(3, 20));
+    let root = place.store.local_dir().unwrap().root();
+    let made = run(&mut unmerged(&source, root, "a:b"));
+    let verify = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dsec-convert"));
+        command.arg("verify").arg(root).arg(name).output().unwrap()
+    };
+    // A manifest with the tables of two blobs for one another.
+    let store = &place.store;
+    let digest: fs3_client::Digest = made["manifest"].as_str().unwrap().parse().unwrap();
+    let bytes = std::fs::read(store.local_dir().unwrap().blob_path(&digest)).unwrap();
+    let mut image = converter::manifest::Image::from_json(&bytes).unwrap();
+    let of = converter::manifest::annotation::CHUNK_TABLE_OF;
+    let mut annotations = image.layers[0].chunk_tables[0].annotations().clone().unwrap();
+    annotations.insert(of.to_owned(), image.layers[1].data[0].digest().to_string());
+    image.layers[0].chunk_tables[0].set_annotations(Some(annotations));
+    let published = store.publish_bytes(&image.to_json()).unwrap();
+    let media_type = converter::manifest::MANIFEST_MEDIA_TYPE;
+    let named = converter::manifest::descriptor(media_type, published.digest, published.size, &[]);
+    store.write_ref(&"a:mistaken".parse().unwrap(), &named).unwrap();
+    let output = verify("a:mistaken");
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    let problems = String::from_utf8_lossy(&output.stdout);
+    assert!(problems.contains("as the chunk table of"), "{problems}");
+    let table = made["layers"][2]["chunk_tables"][0]["blob"]["digest"].as_str();
+    let table = table.map_or_else(|| image.layers[2].chunk_tables[0].digest().to_string(), str::to_owned);
+    std::fs::remove_file(store.local_dir().unwrap().blob_path(&table.parse().unwrap())).unwrap();
+    let output = merge(root, &["a:b"], "a:merged").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains(&table) && said(&output).contains("is not in the store"), "{}", said(&output));
+    assert!(!root.join("refs/a/merged").exists());
+    // Without its manifest an image is as broken as can be.
+    std::fs::remove_file(store.local_dir().unwrap().blob_path(&digest)).unwrap();
+    assert_eq!(verify("a:b").status.code(), Some(3));
+}
+
+#[test]
+fn layers_of_two_kinds_are_not_stacked() {
+    let place = Place::new();
+    let root = place.store.local_dir().unwrap().root();
+    run(&mut unmerged(&place.layout(&layers(3, 4)), root, "a:trusted"));
+    run(unmerged(&place.layout(&layers(4, 4)), root, "a:user").arg("--userxattr"));
+    for under in ["none", "all"] {
+        let output = merge(root, &["a:trusted", "a:user"], "a:both").args(["--merge-under", under]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{under}: {}", said(&output));
+        assert!(said(&output).contains("user.overlay."), "{}", said(&output));
+    }
+}
+
 #[test]
 fn what_is_asked_wrongly_is_refused() {
     let place = Place::new();

@@ -338,3 +338,35 @@ fn privileged_buildah_archives() {
     let expected = run(&mut crate::program::convert(&plain, &place.path("plain"), "a:b"));
     assert_eq!(report["totals"]["inodes"], expected["totals"]["inodes"]);
 }
+
+/// While an image is sent, a gc takes nothing of it, whatever becomes of its ref.
+#[test]
+fn what_is_being_sent_is_not_collected() {
+    let (place, manifest) = converted(40);
+    let registry = Registry::start();
+    let proxy = FaultyProxy::honest(registry.address());
+    proxy.set_script(|request| (request.method == "HEAD").then(|| Fault::Stall(Duration::from_millis(700))));
+    let target = format!("docker://{}/sent:1", proxy.address());
+    let mut command = push(&place, &target);
+    let pushing = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while proxy.log().is_empty() {
+        assert!(Instant::now() < until, "it does not begin");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    place.store.remove_ref(&"a:b".parse().unwrap()).unwrap();
+    let gc =
+        dsec(&place.path("home"), &["gc", place.root().to_str().unwrap(), "--grace", "0s", "--wait", "0s"]).output();
+    assert!(gc.unwrap().status.code().is_some());
+    let output = pushing.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    run(&mut pull(&place, &target, "pulled"));
+    whole(&place, "pulled", &manifest);
+    // When it is done, nothing holds the image any more.
+    run(&mut dsec(
+        &place.path("home"),
+        &["gc", place.root().to_str().unwrap(), "--grace", "0s", "--wait", "0s", "--json"],
+    ));
+    assert_eq!(list(&place.root().join("blobs/sha256")), [""; 0]);
+    assert_eq!(list(&place.root().join("leases")), [""; 0]);
+}

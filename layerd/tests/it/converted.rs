@@ -188,6 +188,25 @@ fn privileged_merged_layers_with_all_their_devices() {
     }
 }
 
+/// Attributes of the source that would mean something to overlayfs are stored under other names, which only overlayfs
+/// shows as they were: such a layer is no root by itself, even alone.
+#[test]
+fn privileged_escaped_attributes_show_as_they_were() {
+    let place = Place::new();
+    let layout = place.path("oci");
+    let text = "f plain \"x\"\nd d/\nx trusted.overlay.opaque=y\nf d/file \"y\"";
+    Layout::new().image("made", Image::new().layer(Layer::text(text))).write(&layout).unwrap();
+    let converted = convert(&place.store, "made:1", &layout);
+    assert_eq!(converted.layers[0].record.counts.escaped, 1);
+    assert_eq!(place.mount(&["made:1"]).ok()["kind"], "overlay");
+    let mut value = [0; 8];
+    let got = rustix::fs::getxattr(place.root().join("d"), "trusted.overlay.opaque", &mut value).unwrap();
+    assert_eq!(&value[..got], b"y");
+    assert!(rustix::fs::getxattr(place.root().join("d"), "trusted.overlay.overlay.opaque", &mut value).is_err());
+    place.umount().ok();
+    place.assert_nothing_left();
+}
+
 #[test]
 fn privileged_three_converted_layers_writable() {
     check_three_layers_writable();
