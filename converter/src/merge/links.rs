@@ -154,6 +154,7 @@ fn place<R: ReadAt>(own: &Own<'_, R>, path: &[u8]) -> Result<(u64, Vec<u8>), Fau
 }
 
 type Target = (u16, u64, FileType);
+type Shows<'q> = dyn Fn(usize, &[u8]) -> Result<bool, Fault> + 'q;
 
 /// One link.
 struct Question<'q, 'i, R> {
@@ -163,7 +164,7 @@ struct Question<'q, 'i, R> {
     below: &'q Own<'i, R>,
     made: &'q Paths,
     /// Whether what a layer has under a path shows through those between it and this one.
-    shows: &'q dyn Fn(usize, &[u8]) -> Result<bool, Fault>,
+    shows: &'q Shows<'q>,
     target: &'q [u8],
     /// Whether what the layer itself has does not count.
     beneath: bool,
