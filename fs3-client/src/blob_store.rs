@@ -1,6 +1,6 @@
 //! The one contract that every place for blobs keeps: 3FS, S3, a registry, a directory, memory.
 //!
-//! Backends: [`local`], [`memory`], [`s3`]. Decorators, each over any store: [`retry`], [`deadline`], [`metered`]. What
+//! Backends: [`local`], [`memory`], [`s3`], [`usrbio`]. Decorators, each over any store: [`retry`], [`deadline`], [`metered`]. What
 //! a program uses is put together as `Retry(Deadline(Metered(backend)))`, so that each attempt has its deadline and each
 //! request is counted.
 
@@ -10,6 +10,7 @@ pub mod memory;
 pub mod metered;
 pub mod retry;
 pub mod s3;
+pub mod usrbio;
 
 use crate::Digest;
 use async_trait::async_trait;

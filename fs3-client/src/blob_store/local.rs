@@ -1,7 +1,7 @@
 //! Blobs of a store's directory, on a local disk or a mounted 3FS.
 
 use super::{BlobError, BlobStore, Body, Listed, Stat};
-use crate::{Digest, StoreDir, StoreError};
+use crate::{Digest, Rules, StoreDir, StoreError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -38,9 +38,31 @@ impl LocalBlobs {
         let place = dir.to_string();
         let what = digest.to_string();
         match spawn_blocking(move || call(&dir, &digest)).await {
-            Ok(done) => done.map_err(|error| error.into_blob_error(&place, op, &what)),
+            Ok(done) => done.map_err(|error| match error.into_blob_error(&place, op, &what) {
+                BlobError::Local { place, op, what, source } => {
+                    system_error(&place, self.dir.rules(), op, &what, source)
+                }
+                other => other,
+            }),
             Err(e) => Err(BlobError::Local { place, op, what, source: io::Error::other(e) }),
         }
+    }
+}
+
+/// What the system says of a file, as whose fault it is: the servers' and the network's behind a mount go by.
+pub(crate) fn system_error(place: &str, rules: Rules, op: &'static str, what: &str, source: io::Error) -> BlobError {
+    let (place, what) = (place.to_owned(), what.to_owned());
+    let passes = match source.raw_os_error() {
+        // The daemon of a mount has gone; a server answers no more; a replaced file of a server.
+        Some(libc::ENOTCONN | libc::EREMOTEIO | libc::ETIMEDOUT | libc::ESTALE | libc::EHOSTDOWN) => true,
+        // What 3FS says after it has tried for a minute. A local disk means it.
+        Some(libc::EIO) => rules == Rules::Fs3,
+        _ => false,
+    };
+    if passes {
+        BlobError::Transient { place, op, what, retry_after: None, source: Box::new(source) }
+    } else {
+        BlobError::Local { place, op, what, source }
     }
 }
 

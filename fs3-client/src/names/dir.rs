@@ -1,6 +1,7 @@
 //! Small objects as files of a store's directory.
 
 use super::{Condition, ListedName, NameStore, Named, PutOutcome};
+use crate::blob_store::local::system_error;
 use crate::{BlobError, StoreDir, StoreError};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -29,7 +30,12 @@ impl DirNames {
         let (dir, owned) = (self.dir.clone(), name.to_owned());
         let place = dir.root().display().to_string();
         match tokio::task::spawn_blocking(move || call(&dir, &owned)).await {
-            Ok(done) => done.map_err(|error| error.into_blob_error(&place, op, name)),
+            Ok(done) => done.map_err(|error| match error.into_blob_error(&place, op, name) {
+                BlobError::Local { place, op, what, source } => {
+                    system_error(&place, self.dir.rules(), op, &what, source)
+                }
+                other => other,
+            }),
             Err(e) => Err(BlobError::Local { place, op, what: name.to_owned(), source: std::io::Error::other(e) }),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::blob_store::deadline::Limits;
 use crate::blob_store::retry::Policy;
+use crate::blob_store::usrbio::UsrbioOptions;
 use crate::lease;
 use std::env;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub struct StoreOptions {
     pub limits: Limits,
     /// How long a lease lasts after its last renewal.
     pub lease_lasts: Duration,
+    /// How a store on 3FS is read, where it can be through USRBIO.
+    pub usrbio: UsrbioOptions,
     /// Settings of S3 in place of the environment's, by the environment's names.
     pub s3: Option<Vec<(String, String)>>,
 }
@@ -37,6 +40,7 @@ impl Default for StoreOptions {
             retry: Policy::default(),
             limits: Limits::default(),
             lease_lasts: lease::LASTS,
+            usrbio: UsrbioOptions::default(),
             s3: None,
         }
     }

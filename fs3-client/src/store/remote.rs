@@ -4,10 +4,10 @@
 use super::copies::Copies;
 use super::options::StoreOptions;
 use crate::blob_store::deadline::Deadline;
-use crate::blob_store::local::LocalBlobs;
 use crate::blob_store::metered::{Meter, MeterReader, Metered};
 use crate::blob_store::retry::Retry;
 use crate::blob_store::s3::{S3Blobs, S3Bucket};
+use crate::blob_store::usrbio::UsrbioBlobs;
 use crate::blob_store::{BlobError, BlobStore, Body, Listed, Stat};
 use crate::names::dir::DirNames;
 use crate::names::s3::S3Names;
@@ -73,7 +73,7 @@ impl Remote {
     /// A directory on 3FS.
     pub(super) fn fs3(dir: StoreDir, options: &StoreOptions) -> Result<Self, StoreError> {
         let location = StoreLocation::Fs3(dir.root().to_owned());
-        let (blobs, names) = (LocalBlobs::new(dir.clone()), DirNames::new(dir.clone()));
+        let (blobs, names) = (UsrbioBlobs::new(dir.clone(), &options.usrbio), DirNames::new(dir.clone()));
         Self::new(location, blobs, names, Some(dir), options)
     }
 

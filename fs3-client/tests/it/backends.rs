@@ -7,12 +7,14 @@ use fs3_client::blob_store::memory::MemoryBlobs;
 use fs3_client::blob_store::metered::Metered;
 use fs3_client::blob_store::retry::Retry;
 use fs3_client::blob_store::s3::S3Blobs;
+use fs3_client::blob_store::usrbio::{ReadPath, UsrbioBlobs, UsrbioOptions};
 use fs3_client::names::dir::DirNames;
 use fs3_client::names::memory::MemoryNames;
 use fs3_client::names::s3::S3Names;
 use fs3_client::testing::conformance::{self, Abilities};
 use fs3_client::testing::faulty::{Faulty, Rates};
-use fs3_client::{Rules, StoreDir};
+use fs3_client::{BlobStore, Rules, StoreDir};
+use std::sync::Arc;
 use std::time::Duration;
 
 const ALL: Abilities = Abilities { delete: true, list: true, age: true, largest: 20 << 20 };
@@ -42,6 +44,94 @@ async fn s3_on_the_loopback() {
     conformance::names(&S3Names::new(place.bucket("a/b"), QUICK), true).await;
     // Without a prefix, beside all that.
     conformance::names(&S3Names::new(place.bucket(""), QUICK), true).await;
+}
+
+/// As programs use it.
+fn whole(backend: impl BlobStore) -> impl BlobStore {
+    let limits = Limits { request: Duration::from_secs(30), rate: 256 << 10 };
+    Retry::new(Deadline::new(Metered::new(backend), limits, "a backend".to_owned()), QUICK)
+}
+
+/// A directory that the stand-in of 3FS takes for a mount.
+fn stand_in(words: &str) -> (tempfile::TempDir, StoreDir) {
+    let root = tempfile::tempdir().unwrap();
+    hf3fs_stand_in::plain::prepare(root.path()).unwrap();
+    hf3fs_stand_in::plain::behave(root.path(), words).unwrap();
+    let dir = StoreDir::create(&root.path().join("store")).unwrap().with_rules(Rules::Fs3);
+    (root, dir)
+}
+
+fn usrbio(dir: &StoreDir) -> UsrbioBlobs {
+    let library = Some(hf3fs_stand_in::plain::library());
+    let blobs = UsrbioBlobs::new(dir.clone(), &UsrbioOptions { library, ..UsrbioOptions::default() });
+    assert!(matches!(blobs.path(), ReadPath::Usrbio { .. }), "{:?}", blobs.path());
+    blobs
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn usrbio_on_the_stand_in() {
+    let (_root, dir) = stand_in("read-us=100");
+    let blobs = usrbio(&dir);
+    conformance::blobs(&blobs, ALL).await;
+    let counts = blobs.counts().unwrap();
+    assert!(counts.by_mount == 0 && counts.bytes > 20 << 20, "the mount did it: {counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn usrbio_on_a_faulty_stand_in() {
+    for seed in 0..3 {
+        let (_root, dir) = stand_in(&format!("read-us=100 seed={seed} remote=150 stalls=50 stall-ms=30 early=300"));
+        let blobs = Arc::new(usrbio(&dir));
+        conformance::blobs(&whole(Arc::clone(&blobs)), Abilities { largest: 3 << 20, ..ALL }).await;
+        let counts = blobs.counts().unwrap();
+        assert!(counts.errors > 0 && counts.by_mount == 0, "{counts:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_backend_as_programs_use_it() {
+    conformance::blobs(&whole(MemoryBlobs::default()), ALL).await;
+    for rules in [Rules::Posix, Rules::Fs3] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = StoreDir::create(&dir.path().join("store")).unwrap().with_rules(rules);
+        conformance::blobs(&whole(LocalBlobs::new(store)), ALL).await;
+    }
+    let place = Place::new();
+    conformance::blobs(&whole(S3Blobs::new(place.bucket("whole"), QUICK)), ALL).await;
+    let (_root, dir) = stand_in("read-us=100");
+    conformance::blobs(&whole(usrbio(&dir)), ALL).await;
+}
+
+/// A registry lists nothing and keeps no times.
+const REGISTRY: Abilities = Abilities { delete: true, list: false, age: false, largest: 20 << 20 };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry() {
+    use fs3_client::registry::{Client, ImageRef, Options, RegistryStore};
+    let registry = fixtures::registry::Registry::start();
+    let store = |name: &str| {
+        let options = Options { plain_http: true, timeout: Duration::from_secs(20), ..Options::default() };
+        let image: ImageRef = format!("{}/team/{name}", registry.address()).parse().unwrap();
+        RegistryStore::new(Client::new(options).unwrap().target(image.place()).unwrap())
+    };
+    // With retries only: this registry answers 500 to a read of a blob that is being put for the second time.
+    conformance::blobs(&whole(store("whole")), REGISTRY).await;
+}
+
+/// What goes wrong in front of a backend is made good by what programs put around it; what cannot be told is an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_backend_behind_faults() {
+    let rates = Rates { transient: 120, lost_answer: 80, short: 80, ..Rates::default() };
+    let small = Abilities { largest: 3 << 20, ..ALL };
+    let dir = tempfile::tempdir().unwrap();
+    let local = LocalBlobs::new(StoreDir::create(&dir.path().join("store")).unwrap());
+    conformance::blobs(&whole(Faulty::new(local, rates, 1)), small).await;
+    let (_root, fs3) = stand_in("read-us=100");
+    conformance::blobs(&whole(Faulty::new(LocalBlobs::new(fs3.clone()), rates, 2)), small).await;
+    let (_root, fs3) = stand_in("read-us=100");
+    conformance::blobs(&whole(Faulty::new(usrbio(&fs3), rates, 3)), small).await;
+    let place = Place::new();
+    conformance::blobs(&whole(Faulty::new(S3Blobs::new(place.bucket("faulty"), QUICK), rates, 4)), small).await;
 }
 
 #[tokio::test]
