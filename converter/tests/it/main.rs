@@ -29,6 +29,7 @@ mod random_trees;
 mod registry;
 mod registry_hostile;
 mod source;
+mod stand_in;
 mod support;
 mod support_cases;
 mod support_merge;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::time::{Duration, SystemTime};
 
 /// Bytes that are copied at once: large, since 3FS likes few large writes.
@@ -56,26 +56,55 @@ impl StoreDir {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
+        let (file, len) = self.open_range(digest, &range, false)?;
+        let mut buffer = vec![0; len];
+        match file.read_exact_at(&mut buffer, range.start) {
+            Ok(()) => Ok(buffer.into()),
+            Err(error) => Err(self.range_error(digest, &range, &file, error)),
+        }
+    }
+
+    /// Opens a blob to read `range` of it, which is not empty, and says how many bytes that is; `direct` is without the
+    /// page cache, where the file system can.
+    pub(crate) fn open_range(
+        &self,
+        digest: &Digest,
+        range: &Range<u64>,
+        direct: bool,
+    ) -> Result<(File, usize), StoreError> {
         let path = self.blob_path(digest);
-        let file = match File::open(&path) {
+        let open = |flags| File::options().read(true).custom_flags(flags).open(&path);
+        let opened = match open(if direct { libc::O_DIRECT } else { 0 }) {
+            Err(e) if direct && e.kind() == io::ErrorKind::InvalidInput => open(0),
+            opened => opened,
+        };
+        let file = match opened {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(StoreError::Missing { digest: *digest, path }),
             Err(e) => return Err(StoreError::io("open", &path, e)),
         };
-        let short = |size| StoreError::from(ends_early(&self.to_string(), digest, &range, size));
+        let short = |size| StoreError::from(ends_early(&self.to_string(), digest, range, size));
         // A length that nobody checked must not become an allocation. 3FS may tell an old length for a while, but never
         // one that is too long, and a blob has its name only after its last byte was there.
         let size = file.metadata().map_err(|e| StoreError::io("stat", &path, e))?.len();
-        if size < range.end && self.rules() == Rules::Posix {
-            return Err(short(size));
+        if size < range.end {
+            let there = self.rules() == Rules::Fs3
+                && is_there(&file, range.end - 1).map_err(|e| StoreError::io("read", &path, e))?;
+            if !there {
+                return Err(short(size));
+            }
         }
         let len = usize::try_from(range.end - range.start).map_err(|_| short(size))?;
-        let mut buffer = vec![0; len];
-        match file.read_exact_at(&mut buffer, range.start) {
-            Ok(()) => Ok(buffer.into()),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(short(size)),
-            Err(e) => Err(StoreError::io("read", &path, e)),
+        Ok((file, len))
+    }
+
+    /// What became of a read from a file that [`StoreDir::open_range`] opened.
+    pub(crate) fn range_error(&self, digest: &Digest, range: &Range<u64>, file: &File, error: io::Error) -> StoreError {
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            let size = file.metadata().map_or(0, |meta| meta.len());
+            return ends_early(&self.to_string(), digest, range, size).into();
         }
+        StoreError::io("read", &self.blob_path(digest), error)
     }
 
     /// Length and age of a blob; `None` when the store does not have it.
@@ -152,5 +181,15 @@ impl StoreDir {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether a file has a byte there, whatever its length is said to be.
+fn is_there(file: &File, at: u64) -> io::Result<bool> {
+    match file.read_at(&mut [0], at) {
+        Ok(read) => Ok(read > 0),
+        // No file is so long.
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(false),
+        Err(e) => Err(e),
     }
 }

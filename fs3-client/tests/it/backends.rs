@@ -2,7 +2,7 @@
 
 use crate::support::{Place, QUICK};
 use fs3_client::blob_store::deadline::{Deadline, Limits};
-use fs3_client::blob_store::local::LocalBlobs;
+use fs3_client::blob_store::local::{Engine, LocalBlobs};
 use fs3_client::blob_store::memory::MemoryBlobs;
 use fs3_client::blob_store::metered::Metered;
 use fs3_client::blob_store::retry::Retry;
@@ -27,10 +27,14 @@ async fn memory() {
 
 #[tokio::test]
 async fn directories_under_both_rules() {
-    for rules in [Rules::Posix, Rules::Fs3] {
+    for (rules, engine) in
+        [Rules::Posix, Rules::Fs3].into_iter().flat_map(|r| [Engine::Threads, Engine::Ring].map(|e| (r, e)))
+    {
         let dir = tempfile::tempdir().unwrap();
         let store = StoreDir::create(&dir.path().join("store")).unwrap().with_rules(rules);
-        conformance::blobs(&LocalBlobs::new(store.clone()), ALL).await;
+        let blobs = LocalBlobs::with_engine(store.clone(), engine);
+        assert_eq!(blobs.engine(), engine, "this kernel has no io_uring");
+        conformance::blobs(&blobs, ALL).await;
         conformance::names(&DirNames::new(store.clone()), true).await;
         let left: Vec<_> = std::fs::read_dir(store.root().join("tmp")).unwrap().collect();
         assert!(left.is_empty(), "{rules:?}: leftovers in tmp: {left:?}");
@@ -100,6 +104,31 @@ async fn every_backend_as_programs_use_it() {
     conformance::blobs(&whole(S3Blobs::new(place.bucket("whole"), QUICK)), ALL).await;
     let (_root, dir) = stand_in("read-us=100");
     conformance::blobs(&whole(usrbio(&dir)), ALL).await;
+}
+
+/// More reads at once than the ring has buffers, of which many are given up: the others are right.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ring_with_more_to_do_than_buffers() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StoreDir::create(&dir.path().join("store")).unwrap();
+    let bytes = conformance::contents(3, 12 << 20);
+    let digest = store.publish_bytes(&bytes).unwrap().digest;
+    let blobs = LocalBlobs::with_engine(store, Engine::Ring);
+    let reads = (0..300u64).map(|n| {
+        let (blobs, bytes) = (&blobs, &bytes);
+        let range =
+            n * 7919 % (8 << 20)..n * 7919 % (8 << 20) + [100, 5000, 1 << 20, 3 << 20][usize::try_from(n % 4).unwrap()];
+        async move {
+            let read = blobs.read_range(&digest, range.clone());
+            if n % 5 == 0 {
+                let _ = tokio::time::timeout(Duration::from_micros(n * 10), read).await;
+                return;
+            }
+            let want = &bytes[usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()];
+            assert!(read.await.unwrap() == want, "{range:?}");
+        }
+    });
+    futures::future::join_all(reads).await;
 }
 
 /// A registry lists nothing and keeps no times.

@@ -2,6 +2,7 @@
 
 mod backends;
 mod leases;
+mod measure;
 mod mount;
 mod registry;
 mod s3_faults;

@@ -230,6 +230,34 @@ async fn a_daemon_that_comes_back_gets_new_rings_and_files() {
     assert!(matches!(blobs.path(), ReadPath::Usrbio { .. }));
 }
 
+/// Nobody read while the daemon was another: neither the rings nor what was open is of any use, and it costs no deadline.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_was_replaced_unseen_costs_no_deadline() {
+    let place = Place::new("generation=1");
+    let (first, second) = (place.blob(50, 3 << 20), place.blob(51, 3 << 20));
+    let blobs = place.blobs(|_| ());
+    for _ in 0..4 {
+        assert!(blobs.read_range(&first.0, 0..3 << 20).await.unwrap() == first.1);
+        assert!(blobs.read_range(&first.0, 0..9).await.unwrap() == first.1[..9]);
+    }
+    place.behave("generation=2");
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let began = Instant::now();
+    // Of a file that is opened only now, and of one that was open before.
+    for (digest, bytes) in [&second, &first] {
+        for range in [0..3 << 20, 7..2000u64] {
+            let read = loop {
+                match blobs.read_range(digest, range.clone()).await {
+                    Ok(read) => break read,
+                    Err(error) => assert!(error.is_transient(), "{error}"),
+                }
+            };
+            assert!(read == slice(bytes, &range));
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_kept_up_to_a_number_and_given_back() {
     let place = Place::new("");

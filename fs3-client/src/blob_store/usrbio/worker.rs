@@ -11,8 +11,10 @@ use super::library::{Done, Library, Ring};
 use super::plan::Arena;
 use super::queue::{Fault, Queue, Taken, Transfer};
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -24,6 +26,8 @@ const TICK: Duration = Duration::from_millis(2);
 const FULL_TICK: Duration = Duration::from_millis(50);
 /// A transfer that takes longer makes one look whether the daemon is there.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// A ring that was used less than this ago is taken to have its daemon still.
+const TRUSTED: Duration = Duration::from_millis(100);
 /// How long no ring is tried after one could not be made.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -48,6 +52,12 @@ impl Lane {
     pub(super) fn is_paused(&self) -> bool {
         let paused = *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
         paused.is_some_and(|until| Instant::now() < until) || self.counts.is_quarantine_full()
+    }
+
+    /// The name of the semaphore that wakes the daemon: each daemon makes new ones.
+    fn daemon(&self) -> Option<PathBuf> {
+        let mount = Path::new(OsStr::from_bytes(self.mount.as_bytes()));
+        std::fs::read_link(mount.join("3fs-virt/iovs/submit-ios")).ok()
     }
 
     fn pause(&self) {
@@ -79,6 +89,9 @@ struct Active {
     next: u64,
     /// How many daemons were found gone, and rings left behind, when this one was made.
     made_after: (u64, u64),
+    /// What tells its daemon from the next.
+    daemon: Option<PathBuf>,
+    used: Instant,
     probe: Option<Arc<Probe>>,
 }
 
@@ -113,8 +126,7 @@ fn run(lane: &Lane) {
         if active.as_ref().is_none_or(|active| active.flying.is_empty()) && !lane.queue.wait() {
             return;
         }
-        // One that lay idle while another was left behind is perhaps as dead, and nothing is on its way in it.
-        let usable = |active: &Active| !active.flying.is_empty() || active.made_after.1 == lane.counts.left();
+        let usable = |active: &Active| !active.flying.is_empty() || active.is_current(lane);
         let mut current = match active.take().filter(usable) {
             Some(current) => current,
             None => match Active::new(lane) {
@@ -145,11 +157,13 @@ impl Active {
             return None;
         }
         let made_after = (lane.counts.gone.get(), lane.counts.left());
+        let daemon = lane.daemon();
         match lane.library.ring(&lane.mount, lane.entries, lane.buffer) {
             Ok(ring) => {
                 lane.counts.rings.add(1);
                 let (entries, arena) = (ring.entries(), Arena::new(lane.buffer));
-                Some(Self { ring, arena, entries, flying: HashMap::new(), next: 1, made_after, probe: None })
+                let (flying, used) = (HashMap::new(), Instant::now());
+                Some(Self { ring, arena, entries, flying, next: 1, made_after, daemon, used, probe: None })
             }
             Err(error) => {
                 tracing::warn!(
@@ -157,13 +171,24 @@ impl Active {
                     lane.mount.to_string_lossy()
                 );
                 lane.counts.failed_rings.add(1);
+                if error.raw_os_error() == Some(libc::ENOTCONN) {
+                    lane.counts.gone.add(1);
+                }
                 lane.pause();
                 None
             }
         }
     }
 
+    /// Whether an idle ring still has its daemon, as far as can be known: one that lay idle while another was left
+    /// behind is perhaps as dead, and after a while without use the daemon's name is looked at.
+    fn is_current(&self, lane: &Lane) -> bool {
+        self.made_after == (lane.counts.gone.get(), lane.counts.left())
+            && (self.used.elapsed() < TRUSTED || self.daemon == lane.daemon())
+    }
+
     fn turn(&mut self, lane: &Lane) -> Turn {
+        self.used = Instant::now();
         let (mut queued, mut closed) = (false, false);
         while self.flying.len() < self.entries {
             match lane.queue.take(lane.merged, |len| self.arena.take(len)) {
