@@ -115,7 +115,17 @@ impl Library {
     /// `EBADF` when it is on no 3FS.
     pub(super) fn register(&'static self, file: File) -> io::Result<Registered> {
         // SAFETY: the descriptor is open; `Registered` gives it back before it is closed.
-        match unsafe { (self.reg_fd)(file.as_raw_fd(), 0) } {
+        let mut registered = unsafe { (self.reg_fd)(file.as_raw_fd(), 0) };
+        if registered == libc::EINVAL {
+            // The library takes nothing back whose daemon has gone, and so has a file under this number that was closed
+            // since. Now that the number is this file's, it takes it.
+            // SAFETY: as above; whatever was registered by this number is closed, since the number is ours.
+            registered = unsafe {
+                (self.dereg_fd)(file.as_raw_fd());
+                (self.reg_fd)(file.as_raw_fd(), 0)
+            };
+        }
+        match registered {
             // An errno, unlike elsewhere.
             errno @ 1.. => Err(io::Error::from_raw_os_error(errno)),
             _ => Ok(Registered { file, library: self }),
@@ -255,14 +265,14 @@ impl Ring {
         check(unsafe { (self.library.submit_ios)(&raw const *self.ior) }).map(drop)
     }
 
-    /// Waits for at least one transfer, or for `most` time; what is done is put behind `done`.
+    /// Waits for at least so many transfers, or for `most` time; what is done is put behind `done`.
     ///
     /// The library's time is an absolute one of the clock on the wall, which may be set: so waits are short, and
     /// deadlines are kept by another clock.
     ///
     /// # Errors
     /// What the library says. That time is over is none.
-    pub(super) fn wait(&mut self, most: Duration, done: &mut Vec<Done>) -> io::Result<()> {
+    pub(super) fn wait(&mut self, least: c_int, most: Duration, done: &mut Vec<Done>) -> io::Result<()> {
         const ROOM: usize = 64;
         let until = SystemTime::now() + most;
         let until = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -274,7 +284,7 @@ impl Ring {
         let room = c_int::try_from(ROOM).unwrap_or(c_int::MAX);
         // SAFETY: the ring lives, and there is room for as many as are said.
         let count = check(unsafe {
-            (self.library.wait_for_ios)(&raw const *self.ior, cqes.as_mut_ptr(), room, 1, &raw const until)
+            (self.library.wait_for_ios)(&raw const *self.ior, cqes.as_mut_ptr(), room, least, &raw const until)
         })?;
         let count = usize::try_from(count).unwrap_or(0).min(ROOM);
         done.extend(cqes[..count].iter().map(|cqe| Done { token: cqe.userdata.addr() as u64, result: cqe.result }));
