@@ -195,7 +195,10 @@ impl Rings {
         match tokio::time::timeout(longest, answer).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(_)) => Err(Fault::NoRing),
-            Err(_) => Err(Fault::TimedOut(longest)),
+            Err(_) => {
+                lane.pause();
+                Err(Fault::TimedOut(longest))
+            }
         }
     }
 

@@ -116,6 +116,19 @@ impl Queue {
         !state.closed
     }
 
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state().waiting.is_empty()
+    }
+
+    /// Waits a little, or until there is something to take.
+    pub(super) fn nap(&self, most: Duration) {
+        let state = self.state();
+        if state.waiting.is_empty() && !state.closed {
+            drop(self.wake.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
     /// The next transfer, if `place` has room for its bytes. Neighbours of the first that waits come with it as far as
     /// they are `merged` bytes together; 0 for none.
     pub(super) fn take(&self, merged: u64, mut place: impl FnMut(usize) -> Option<usize>) -> Taken {
@@ -132,18 +145,16 @@ impl Queue {
         let mut range = aligned(&first.range);
         let mut with = vec![0];
         // Each neighbour may have others.
-        while merged > 0 {
-            let before = with.len();
+        let mut found = merged > 0;
+        while found {
+            found = false;
             for (at, want) in state.waiting.iter().enumerate().skip(1) {
-                if Arc::ptr_eq(&want.file, &file) && !with.contains(&at) {
-                    if let Some(both) = together(&range, &aligned(&want.range), merged) {
-                        range = both;
-                        with.push(at);
-                    }
+                let both = together(&range, &aligned(&want.range), merged);
+                if let Some(both) = both.filter(|_| Arc::ptr_eq(&want.file, &file) && !with.contains(&at)) {
+                    range = both;
+                    with.push(at);
+                    found = true;
                 }
-            }
-            if with.len() == before {
-                break;
             }
         }
         let Some(len) = usize::try_from(range.end - range.start).ok() else { return Taken::Nothing };

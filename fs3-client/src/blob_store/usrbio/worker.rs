@@ -20,10 +20,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a wait for the ring is, while others may come.
-const TICK: Duration = Duration::from_millis(2);
-/// How long one is when no other would fit.
-const FULL_TICK: Duration = Duration::from_millis(50);
+/// How long a wait for the ring is when nothing else would fit into it.
+const FULL_TICK: Duration = Duration::from_millis(20);
+/// Least and most time between two looks at the ring, while others may come: it grows with the time that the oldest is
+/// on its way.
+const SHORT_NAP: Duration = Duration::from_micros(50);
+const LONG_NAP: Duration = Duration::from_millis(2);
 /// A transfer that takes longer makes one look whether the daemon is there.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// A ring that was used less than this ago is taken to have its daemon still.
@@ -60,7 +62,8 @@ impl Lane {
         std::fs::read_link(mount.join("3fs-virt/iovs/submit-ios")).ok()
     }
 
-    fn pause(&self) {
+    /// No use to wait for a ring for a while; those who do are told.
+    pub(super) fn pause(&self) {
         *self.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + PAUSE);
         self.queue.fail_all(&Fault::NoRing);
     }
@@ -205,9 +208,18 @@ impl Active {
             return Turn::Broken(Fault::Errno(error.raw_os_error().unwrap_or(libc::EIO)));
         }
         if !self.flying.is_empty() {
-            let tick = if self.flying.len() < self.entries { TICK } else { FULL_TICK };
             let mut done = Vec::new();
-            if let Err(error) = self.ring.wait(tick, &mut done) {
+            let full = self.flying.len() >= self.entries || !lane.queue.is_empty();
+            let mut waited = if full { self.ring.wait(1, FULL_TICK, &mut done) } else { Ok(()) };
+            if !full {
+                waited = self.ring.wait(0, Duration::ZERO, &mut done);
+                if waited.is_ok() && done.is_empty() {
+                    let oldest = self.flying.values().map(|flying| flying.since.elapsed()).max().unwrap_or_default();
+                    lane.queue.nap((oldest / 8).clamp(SHORT_NAP, LONG_NAP));
+                    waited = self.ring.wait(0, Duration::ZERO, &mut done);
+                }
+            }
+            if let Err(error) = waited {
                 tracing::warn!("a USRBIO ring tells nothing: {error}");
                 return Turn::Broken(Fault::Errno(error.raw_os_error().unwrap_or(libc::EIO)));
             }
