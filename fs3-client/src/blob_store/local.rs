@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
@@ -28,10 +29,11 @@ const BULK: u64 = 256 << 10;
 /// How bytes are read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// `pread`, on threads that may block. As fast as a ring or faster wherever that was measured.
+    /// `pread`, on threads that may block. A ring was not faster where it was measured: docs/backends.md.
     #[default]
     Threads,
-    /// An io_uring with registered buffers, on a thread of its own; `pread` where the kernel refuses one.
+    /// An io_uring with registered buffers, on a thread of its own, for what is not in the page cache; `pread` where the
+    /// kernel refuses one.
     Ring,
 }
 
@@ -98,6 +100,14 @@ impl LocalBlobs {
     }
 }
 
+/// The bytes, if the kernel has all of them in memory.
+fn cached(file: &File, start: u64, len: usize) -> Option<Bytes> {
+    let mut buffer = vec![0; len];
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    let read = rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut buffer)], start, flags);
+    (read == Ok(len)).then(|| buffer.into())
+}
+
 /// What the system says of a file, as whose fault it is: the servers' and the network's behind a mount go by.
 pub(crate) fn system_error(place: &str, rules: Rules, op: &'static str, what: &str, source: io::Error) -> BlobError {
     let (place, what) = (place.to_owned(), what.to_owned());
@@ -139,8 +149,15 @@ impl BlobStore for LocalBlobs {
             return self.run("read", digest, read).await;
         };
         let wanted = range.clone();
-        let open = move |dir: &StoreDir, digest: &Digest| dir.open_range(digest, &wanted, direct);
-        let (file, len) = self.run("read", digest, open).await?;
+        let open = move |dir: &StoreDir, digest: &Digest| {
+            let (file, len) = dir.open_range(digest, &wanted, direct)?;
+            let cached = if direct { None } else { cached(&file, wanted.start, len) };
+            Ok((file, len, cached))
+        };
+        let (file, len, cached) = self.run("read", digest, open).await?;
+        if let Some(bytes) = cached {
+            return Ok(bytes);
+        }
         let file = Arc::new(file);
         match ring.read(&file, range.start, len).await {
             Ok(bytes) => Ok(bytes),
