@@ -145,6 +145,9 @@ async fn a_registry() {
     };
     // With retries only: this registry answers 500 to a read of a blob that is being put for the second time.
     conformance::blobs(&whole(store("whole")), REGISTRY).await;
+    let rates = Rates { transient: 120, lost_answer: 80, short: 80, ..Rates::default() };
+    let small = Abilities { largest: 3 << 20, ..REGISTRY };
+    conformance::blobs(&whole(Faulty::new(store("faulty"), rates, 5)), small).await;
 }
 
 /// What goes wrong in front of a backend is made good by what programs put around it; what cannot be told is an error.

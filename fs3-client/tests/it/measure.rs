@@ -96,7 +96,43 @@ async fn local_reads() {
     }
 }
 
-/// On the stand-in of 3FS (its library; 1 ms a request, 2 GB/s): rings against what its model allows.
+/// On the stand-in's mount (1 ms a request, 8 threads): large reads around the page cache, by threads and by a ring,
+/// against buffered ones.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "measures"]
+async fn mount_reads_on_the_stand_in() {
+    use hf3fs_stand_in::mount::process::Daemon;
+    let words = "meta-us=100 read-us=1000 write-us=100 threads=8";
+    let mount = Daemon::start(&["--exact", "mount::stand_in_daemon", "--ignored"], words).unwrap();
+    let store = StoreDir::create(&mount.point().join("store")).unwrap();
+    let digest = store.publish_bytes(&conformance::contents(1, SIZE)).unwrap().digest;
+    for (len, depth) in [(4 << 20, 1), (4 << 20, 4)] {
+        let places = places(len, SIZE / len, false);
+        let mut times = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..3 {
+            let began = Instant::now();
+            // Opened each time, as the others are: that drops its pages.
+            for at in &places {
+                let mut buffer = vec![0; usize::try_from(len).unwrap()];
+                store.open_blob(&digest, SIZE).unwrap().read_exact_at(&mut buffer, *at).unwrap();
+            }
+            times[0].push(began.elapsed());
+            for (engine, times) in [Engine::Threads, Engine::Ring].into_iter().zip(&mut times[1..]) {
+                times.push(all(&LocalBlobs::with_engine(store.clone(), engine), &digest, len, &places, depth).await);
+            }
+        }
+        let [buffered, threads, ring] = times.map(|times| median(times).as_secs_f64());
+        say(&format!(
+            "{} MiB sequential, depth {depth}: of a buffered pread's rate: threads {:.2}, ring {:.2}; ring/threads {:.2}",
+            len >> 20,
+            buffered / threads,
+            buffered / ring,
+            threads / ring
+        ));
+    }
+}
+
+/// On the stand-in of 3FS (its library; 1 ms a request, 1 GB/s): rings against what its model allows.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "measures"]
 async fn usrbio_reads_on_the_stand_in() {
