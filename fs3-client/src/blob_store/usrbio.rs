@@ -56,9 +56,9 @@ pub struct UsrbioOptions {
     pub small_rings: usize,
     /// Entries of each ring: few, since the daemon completes what it takes together as one.
     pub entries: i32,
-    /// Bytes of the buffer of a ring for large reads, in `/dev/shm`.
+    /// Bytes of the buffer of a ring for large reads, in `/dev/shm`; at least 4 MiB are taken.
     pub bulk_buffer: usize,
-    /// Bytes of the buffer of a ring for small ones.
+    /// Bytes of the buffer of a ring for small ones; at least 256 KiB are taken.
     pub small_buffer: usize,
     /// Parts of one large read that are on their way at a time.
     pub parts: usize,
@@ -162,8 +162,9 @@ impl Rings {
             })
         };
         Ok(Self {
-            bulk: lane(options.bulk_buffer, 0),
-            small: lane(options.small_buffer, plan::MERGED),
+            // One that holds no transfer would never take any.
+            bulk: lane(options.bulk_buffer.max(plan::bytes(plan::MOST)), 0),
+            small: lane(options.small_buffer.max(plan::bytes(plan::MERGED)), plan::MERGED),
             files: Arc::new(Files::new(library, options.files, options.check_after)),
             counts,
             options: options.clone(),
@@ -264,11 +265,11 @@ impl UsrbioBlobs {
     }
 
     /// The error of a read, or `None` where the mount is to be asked.
-    fn error(&self, digest: &Digest, range: &Range<u64>, fault: Fault) -> Option<BlobError> {
+    fn error(&self, digest: &Digest, range: &Range<u64>, size: u64, fault: Fault) -> Option<BlobError> {
         let place = self.dir.to_string();
         match fault {
             Fault::NoRing => None,
-            Fault::Ended => Some(ends_early(&place, digest, range, self.size(digest))),
+            Fault::Ended => Some(ends_early(&place, digest, range, size)),
             Fault::TimedOut(after) => Some(BlobError::TimedOut { place, op: "read", what: digest.to_string(), after }),
             Fault::Gone => Some(self.transient(digest, "the mount's daemon has gone")),
             // A hole, where no blob has one.
@@ -280,13 +281,11 @@ impl UsrbioBlobs {
         }
     }
 
-    /// For words only.
-    fn size(&self, digest: &Digest) -> u64 {
-        self.dir.blob_size(digest).ok().flatten().unwrap_or(0)
-    }
-
     /// The file of a blob, and whether it was kept; `None` where the mount is to be asked.
     async fn file(&self, rings: &Rings, digest: &Digest) -> Result<Option<(Arc<BlobFile>, bool)>, BlobError> {
+        if let Some(file) = rings.files.recent(digest) {
+            return Ok(Some((file, true)));
+        }
         let (files, dir, name) = (Arc::clone(&rings.files), self.dir.clone(), *digest);
         let opened = spawn_blocking(move || files.open(&dir, &name)).await;
         let (place, what) = (self.dir.to_string(), digest.to_string());
@@ -318,8 +317,8 @@ impl BlobStore for UsrbioBlobs {
         let Ok(rings) = &self.rings else { return self.mount.read_range(digest, range).await };
         rings.start();
         let lane = if range.end - range.start <= plan::SMALL { &rings.small } else { &rings.bulk };
-        // A file that was kept is opened again before its fault is believed.
-        for _ in 0..2 {
+        // A file that was kept is opened again before its fault is believed; and that it ends early, before any is.
+        for attempt in 0..2 {
             if lane.is_paused() {
                 break;
             }
@@ -338,10 +337,15 @@ impl BlobStore for UsrbioBlobs {
                     if matches!(fault, Fault::Gone) {
                         rings.files.forget_all();
                     }
-                    if kept && matches!(fault, Fault::Ended | Fault::Gone | Fault::Errno(libc::EBADF)) {
+                    let again = match fault {
+                        Fault::Ended => attempt == 0,
+                        Fault::Gone | Fault::Errno(libc::EBADF) => kept,
+                        _ => false,
+                    };
+                    if again {
                         continue;
                     }
-                    match self.error(digest, &range, fault) {
+                    match self.error(digest, &range, file.size, fault) {
                         Some(error) => return Err(error),
                         None => break,
                     }

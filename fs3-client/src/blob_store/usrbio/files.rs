@@ -16,6 +16,8 @@ pub(super) struct BlobFile {
     pub(super) registered: Registered,
     /// Bytes of a chunk: its layout does not change, so unlike a length this is never old.
     pub(super) chunk: u64,
+    /// Its length when it was opened, for words only: it may be old.
+    pub(super) size: u64,
     identity: (u64, u64),
 }
 
@@ -66,22 +68,23 @@ impl Files {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The file of a blob, if it is kept and was looked at not long ago. This blocks for nobody.
+    pub(super) fn recent(&self, digest: &Digest) -> Option<Arc<BlobFile>> {
+        let mut kept = self.kept();
+        kept.clock += 1;
+        let clock = kept.clock;
+        let entry = kept.files.get_mut(digest)?;
+        entry.used = clock;
+        (entry.checked.elapsed() < self.check_after).then(|| Arc::clone(&entry.file))
+    }
+
     /// The file of a blob, and whether it was kept. It may block.
     pub(super) fn open(&self, dir: &StoreDir, digest: &Digest) -> Result<(Arc<BlobFile>, bool), NoFile> {
-        let path = dir.blob_path(digest);
-        let mut old = None;
-        {
-            let mut kept = self.kept();
-            kept.clock += 1;
-            let clock = kept.clock;
-            if let Some(entry) = kept.files.get_mut(digest) {
-                entry.used = clock;
-                if entry.checked.elapsed() < self.check_after {
-                    return Ok((Arc::clone(&entry.file), true));
-                }
-                old = Some(Arc::clone(&entry.file));
-            }
+        if let Some(file) = self.recent(digest) {
+            return Ok((file, true));
         }
+        let path = dir.blob_path(digest);
+        let old = self.kept().files.get(digest).map(|entry| Arc::clone(&entry.file));
         if let Some(file) = old {
             match fs::metadata(&path) {
                 Ok(meta) if identity(&meta) == file.identity => {
@@ -109,7 +112,7 @@ impl Files {
             return Err(NoFile::Open(io::Error::other("it is not a regular file")));
         }
         let registered = self.library.register(file).map_err(NoFile::Register)?;
-        Ok(BlobFile { registered, chunk: meta.blksize(), identity: identity(&meta) })
+        Ok(BlobFile { registered, chunk: meta.blksize(), size: meta.len(), identity: identity(&meta) })
     }
 
     fn keep(&self, digest: Digest, file: &Arc<BlobFile>) {
@@ -123,7 +126,7 @@ impl Files {
             let used = kept.clock;
             gone.extend(kept.files.insert(digest, Entry { file: Arc::clone(file), checked: Instant::now(), used }));
         }
-        // Closed here, without the lock: that may block too.
+        // Without the lock: what is dropped here may wake others.
         drop(gone);
     }
 

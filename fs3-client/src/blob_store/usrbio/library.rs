@@ -11,12 +11,13 @@ use super::abi::{
 use std::ffi::{CStr, CString, OsStr, OsString, c_int};
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 /// Longest mount point that the structs hold.
@@ -128,7 +129,7 @@ impl Library {
         match registered {
             // An errno, unlike elsewhere.
             errno @ 1.. => Err(io::Error::from_raw_os_error(errno)),
-            _ => Ok(Registered { file, library: self }),
+            _ => Ok(Registered { file: ManuallyDrop::new(file), library: self }),
         }
     }
 
@@ -165,13 +166,14 @@ impl Library {
 }
 
 fn check(returned: c_int) -> io::Result<c_int> {
-    if returned < 0 { Err(io::Error::from_raw_os_error(-returned)) } else { Ok(returned) }
+    if returned < 0 { Err(io::Error::from_raw_os_error(returned.saturating_neg())) } else { Ok(returned) }
 }
 
-/// A registered file. It is given back, then closed, when dropped.
+/// A registered file. Dropped, it is given back, then closed, by a thread of its own: both ask the mount's daemon, who may
+/// never answer.
 #[derive(Debug)]
 pub(super) struct Registered {
-    file: File,
+    file: ManuallyDrop<File>,
     library: &'static Library,
 }
 
@@ -190,9 +192,30 @@ impl AsFd for Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: registered, and still open: the file is closed after this.
-        unsafe { (self.library.dereg_fd)(self.file.as_raw_fd()) };
+        // SAFETY: taken this once, and not used again.
+        let file = unsafe { ManuallyDrop::take(&mut self.file) };
+        if let Err(mpsc::SendError((library, file))) = closer().send((self.library, file)) {
+            give_back(library, file);
+        }
     }
+}
+
+fn give_back(library: &Library, file: File) {
+    // SAFETY: registered, and still open: the file is closed after this.
+    unsafe { (library.dereg_fd)(file.as_raw_fd()) };
+    drop(file);
+}
+
+/// To the thread that gives files back. It lives as long as the process, as the library does.
+fn closer() -> &'static mpsc::Sender<(&'static Library, File)> {
+    static CLOSER: OnceLock<mpsc::Sender<(&'static Library, File)>> = OnceLock::new();
+    CLOSER.get_or_init(|| {
+        let (sender, files) = mpsc::channel();
+        // Without a thread the receiver is gone, and who drops a file gives it back.
+        let work = move || files.into_iter().for_each(|(library, file)| give_back(library, file));
+        let _ = thread::Builder::new().name("usrbio-closer".to_owned()).spawn(work);
+        sender
+    })
 }
 
 /// What became of a transfer.
@@ -322,5 +345,20 @@ impl Drop for Ring {
             (self.library.iordestroy)(&raw mut *self.ior);
             (self.library.iovdestroy)(&raw mut *self.iov);
         }
+    }
+}
+
+/// Calls a function of a library under test that takes a number and gives one.
+#[cfg(test)]
+pub(super) fn call_for_tests(library: &OsStr, function: &str, with: c_int) -> c_int {
+    use libloading::os::unix::{Library as Loaded, Symbol};
+    // SAFETY: the test made this library, and its functions of that name have that type.
+    unsafe {
+        let loaded = Loaded::new(library).expect("the library of a test");
+        let function: Symbol<unsafe extern "C" fn(c_int) -> c_int> = loaded.get(function.as_bytes()).expect(function);
+        let answer = function(with);
+        // As everywhere here, it is never unloaded.
+        std::mem::forget(loaded);
+        answer
     }
 }

@@ -10,7 +10,12 @@ pub(super) const SMALL: u64 = 128 << 10;
 pub(super) const MERGED: u64 = 256 << 10;
 /// Least and most bytes of a transfer of a large read.
 const LEAST: u64 = 1 << 20;
-const MOST: u64 = 4 << 20;
+pub(super) const MOST: u64 = 4 << 20;
+
+/// A length of ours as one of memory.
+pub(super) fn bytes(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}
 
 /// Bytes of a transfer from a file with chunks of this many (its `st_blksize`): the chunk, between 1 and 4 MiB.
 pub(super) fn transfer_bytes(chunk: u64) -> u64 {
@@ -58,7 +63,7 @@ impl Arena {
     }
 
     fn unit() -> usize {
-        usize::try_from(UNIT).unwrap_or(4096)
+        bytes(UNIT)
     }
 
     /// A place of `len` bytes.

@@ -1,5 +1,7 @@
 //! Rings against the stand-in's library: each of the traps that were found in 3FS, and what must come of it.
 
+mod foreign;
+
 use super::*;
 use crate::testing::conformance::contents;
 use hf3fs_stand_in::plain;
@@ -102,16 +104,21 @@ async fn small_neighbours_go_together() {
 async fn batches_need_not_be_full() {
     let place = Place::new("early=0");
     let (digest, bytes) = place.blob(3, 6 << 20);
-    // Fewer entries, and a smaller buffer, than what is asked for at once.
+    // Fewer entries, and smaller buffers, than what is asked for at once; less than nothing is taken for a little.
     let blobs = place.blobs(|options| {
         options.entries = 2;
-        options.bulk_buffer = (1 << 20) + 8192;
+        options.bulk_buffer = 0;
+        options.small_buffer = 4096;
         options.bulk_rings = 1;
     });
     for count in [1, 3, 40] {
         let reads = (0..count).map(|n: u64| blobs.read_range(&digest, n * 1000..(n + 300) * 10_000));
         for (n, read) in (0..).zip(futures::future::join_all(reads).await) {
             assert!(read.unwrap() == slice(&bytes, &(n * 1000..(n + 300) * 10_000)));
+        }
+        let reads = (0..count).map(|n: u64| blobs.read_range(&digest, n * 9000..n * 9000 + 131_072));
+        for (n, read) in (0..).zip(futures::future::join_all(reads).await) {
+            assert!(read.unwrap() == slice(&bytes, &(n * 9000..n * 9000 + 131_072)));
         }
     }
 }
@@ -132,6 +139,55 @@ async fn a_read_that_ends_early_is_an_error() {
         assert!(matches!(error, BlobError::Corrupt { .. }), "{error}");
         assert!(error.to_string().contains("it has 3145728 bytes"), "{error}");
     }
+}
+
+/// Z01: a short answer is asked for again; the bytes come, or an error does, and nothing is filled up.
+#[tokio::test(flavor = "multi_thread")]
+async fn z01_a_short_read_is_asked_for_again() {
+    let mut outcomes = [0, 0];
+    for seed in 0..40 {
+        let place = Place::new(&format!("short=500 seed={seed}"));
+        let (digest, bytes) = place.blob(70 + seed, 100_000);
+        let blobs = place.blobs(|_| ());
+        match blobs.read_range(&digest, 4096..8192).await {
+            Ok(read) => {
+                assert!(read == bytes[4096..8192]);
+                outcomes[0] += 1;
+            }
+            Err(error) => {
+                assert!(error.is_corrupt(), "{error}");
+                outcomes[1] += 1;
+            }
+        }
+        place.behave("");
+        assert!(blobs.read_range(&digest, 4096..8192).await.unwrap() == bytes[4096..8192]);
+    }
+    assert!(outcomes[0] > 25 && outcomes[1] > 1, "{outcomes:?} of 40 came and did not");
+}
+
+/// Z08: neighbours in one blob, and the same places of another that looks the same up to a byte: each read gets its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn z08_merged_reads_of_two_blobs_are_not_mixed() {
+    let place = Place::new("read-us=5000");
+    let (first, bytes) = place.blob(80, 1 << 20);
+    let mut other = bytes.to_vec();
+    other[500_000] ^= 1;
+    let second = place.dir.publish_bytes(&other).unwrap().digest;
+    let both = [(first, bytes), (second, Bytes::from(other))];
+    let blobs = place.blobs(|_| ());
+    for round in 0..4u64 {
+        let reads = (0..60u64).map(|n| {
+            let (digest, bytes) = &both[usize::try_from(n % 2).unwrap()];
+            let start = 400_000 + (n / 2) * 4000 + round * 13;
+            let (range, blobs) = (start..start + 4000, &blobs);
+            async move {
+                assert!(blobs.read_range(digest, range.clone()).await.unwrap() == slice(bytes, &range), "{range:?}")
+            }
+        });
+        futures::future::join_all(reads).await;
+    }
+    let counts = blobs.counts().unwrap();
+    assert!(counts.reads >= 240 && counts.transfers < 200, "nothing was merged: {counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -275,7 +275,8 @@ impl Active {
             Ok(_) => transfer.fail(&Fault::Errno(libc::EIO)),
             Err(_) => {
                 lane.counts.errors.add(1);
-                transfer.fail(&Fault::Errno(i32::try_from(-done.result).unwrap_or(libc::EIO)));
+                let errno = done.result.checked_neg().and_then(|errno| i32::try_from(errno).ok());
+                transfer.fail(&Fault::Errno(errno.unwrap_or(libc::EIO)));
             }
         }
         self.arena.give_back(at, len);
