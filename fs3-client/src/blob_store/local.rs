@@ -1,7 +1,6 @@
 //! Blobs of a store's directory, on a local disk or a mounted 3FS.
 //!
-//! Reads are plain `pread` on threads that may block, or by an io_uring with registered buffers ([`Engine`]). On a FUSE
-//! mount large ones go around the page cache: buffered ones arrive there in pieces of 128 KiB.
+//! Reads are plain `pread` on threads that may block, or by an io_uring ([`Engine`]). On a FUSE mount large ones go around the page cache: buffered ones arrive there in pieces of 128 KiB.
 
 mod readahead;
 mod ring;
@@ -32,8 +31,10 @@ pub enum Engine {
     /// `pread`, on threads that may block. A ring was not faster where it was measured: docs/backends.md.
     #[default]
     Threads,
-    /// An io_uring with registered buffers, on a thread of its own, for what is not in the page cache; `pread` where the
-    /// kernel refuses one.
+    /// An io_uring with registered buffers and files, on a thread of its own, for what is not in the page cache; `pread`
+    /// where the kernel refuses one, and on FUSE mounts. There a direct read that its daemon answers short is continued
+    /// by the kernel itself, and at the wrong place of the file where the daemon has not allowed asynchronous direct
+    /// reads (seen on Linux 6.18): wrong bytes, and no error.
     Ring,
 }
 
@@ -62,12 +63,13 @@ impl LocalBlobs {
         }
         let ring = match engine {
             Engine::Threads => None,
+            Engine::Ring if fuse => None,
             Engine::Ring => ring::shared(),
         };
         Self { dir, fuse, ring }
     }
 
-    /// The way it is read: [`Engine::Threads`] where a ring was asked for, and the kernel refused.
+    /// The way it is read: [`Engine::Threads`] where a ring was asked for, and there is none.
     #[must_use]
     pub const fn engine(&self) -> Engine {
         if self.ring.is_some() { Engine::Ring } else { Engine::Threads }

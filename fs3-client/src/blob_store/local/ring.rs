@@ -1,9 +1,11 @@
-//! Reads by an io_uring: one thread of the process, with registered buffers.
+//! Reads by an io_uring: one thread of the process, with registered buffers and files.
 //!
-//! The kernel reads into one of a few buffers that it knows already; what arrived is copied out. Reads wait for a free
-//! buffer in a queue that is bounded, and a request in the kernel is never given up: its file and its buffer are the
+//! The kernel reads into one of a few buffers that it knows already, from files that it knows where a read has several
+//! parts ([`table`]); what arrived is copied out. Reads wait for a free buffer in a queue that is bounded, and a request in the kernel is never given up: its file and its buffer are the
 //! ring's until it is done, whoever still waits for it.
 #![allow(unsafe_code)]
+
+mod table;
 
 use bytes::{Bytes, BytesMut};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
@@ -15,6 +17,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
+use table::{Returned, Source, Table};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Bytes of a buffer, and how many there are.
@@ -32,7 +35,7 @@ const WAKE: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct Request {
-    file: Arc<File>,
+    source: Arc<Source>,
     offset: u64,
     len: usize,
     reply: oneshot::Sender<io::Result<Bytes>>,
@@ -45,6 +48,13 @@ pub(super) struct Reader {
     waiting: Arc<Mutex<VecDeque<Request>>>,
     wake: Arc<OwnedFd>,
     room: Arc<Semaphore>,
+    returned: Arc<Returned>,
+}
+
+/// Wakes the thread by its eventfd.
+fn wake(event: &OwnedFd) -> io::Result<()> {
+    rustix::io::write(event, &ONE)?;
+    Ok(())
 }
 
 /// The process's ring; `None` where the kernel gives none, which is said once.
@@ -69,17 +79,17 @@ impl Reader {
             fd => Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }),
         };
         let worker = Worker::new(Arc::clone(&wake))?;
-        let waiting = Arc::clone(&worker.waiting);
+        let (waiting, returned) = (Arc::clone(&worker.waiting), Arc::clone(&worker.returned));
         thread::Builder::new().name("local-ring".to_owned()).spawn(move || worker.run())?;
-        Ok(Self { waiting, wake, room: Arc::new(Semaphore::new(QUEUE)) })
+        Ok(Self { waiting, wake, room: Arc::new(Semaphore::new(QUEUE)), returned })
     }
 
-    async fn part(&self, file: &Arc<File>, offset: u64, len: usize) -> io::Result<Bytes> {
+    async fn part(&self, source: &Arc<Source>, offset: u64, len: usize) -> io::Result<Bytes> {
         let permit = Arc::clone(&self.room).acquire_owned().await.map_err(io::Error::other)?;
         let (reply, answer) = oneshot::channel();
-        let request = Request { file: Arc::clone(file), offset, len, reply, _permit: permit };
+        let request = Request { source: Arc::clone(source), offset, len, reply, _permit: permit };
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(request);
-        rustix::io::write(&*self.wake, &ONE)?;
+        wake(&self.wake)?;
         answer.await.map_err(io::Error::other)?
     }
 
@@ -88,12 +98,13 @@ impl Reader {
     /// # Errors
     /// What the system says; `UnexpectedEof` when the file ends before.
     pub(super) async fn read(&self, file: &Arc<File>, start: u64, len: usize) -> io::Result<Bytes> {
+        let source = Source::new(file, len > BUFFER, &self.returned);
         if len <= BUFFER {
-            return self.part(file, start, len).await;
+            return self.part(&source, start, len).await;
         }
         let parts = (0..len.div_ceil(BUFFER)).map(|n| {
             let at = n * BUFFER;
-            self.part(file, start + at as u64, BUFFER.min(len - at))
+            self.part(&source, start + at as u64, BUFFER.min(len - at))
         });
         let mut parts = futures::stream::iter(parts).buffered(PARTS);
         let mut all = BytesMut::with_capacity(len);
@@ -121,6 +132,8 @@ struct Worker {
     wake: Arc<OwnedFd>,
     counter: Box<u64>,
     listening: bool,
+    table: Table,
+    returned: Arc<Returned>,
 }
 
 impl Worker {
@@ -135,9 +148,12 @@ impl Worker {
         // SAFETY: the buffers live as long as the ring, which is a field before them, and are never moved: their memory
         // is a box's.
         unsafe { ring.submitter().register_buffers(&vectors)? };
+        let returned = Returned::new(Arc::clone(&wake));
+        let table = Table::new(&ring.submitter(), Arc::clone(&returned));
         let free = (0..u16::try_from(BUFFERS).unwrap_or(u16::MAX)).collect();
         let (waiting, counter) = (Arc::default(), Box::new(0));
-        Ok(Self { ring, buffers, free, flying: HashMap::new(), waiting, wake, counter, listening: false })
+        let (flying, listening) = (HashMap::new(), false);
+        Ok(Self { ring, buffers, free, flying, waiting, wake, counter, listening, table, returned })
     }
 
     fn run(mut self) {
@@ -167,6 +183,7 @@ impl Worker {
 
     /// Hands to the kernel what waits, as far as there are buffers.
     fn take(&mut self) {
+        self.table.clear(&self.ring.submitter());
         if !self.listening {
             let counter: *mut u64 = &raw mut *self.counter;
             let read = opcode::Read::new(types::Fd(self.wake.as_raw_fd()), counter.cast(), 8).build().user_data(WAKE);
@@ -191,11 +208,15 @@ impl Worker {
     fn submit(&mut self, buffer: u16) {
         let Some(flying) = self.flying.get(&u64::from(buffer)) else { return };
         let at = usize::from(buffer) * BUFFER + flying.done;
-        let (fd, left) = (types::Fd(flying.request.file.as_raw_fd()), flying.request.len - flying.done);
+        let left = flying.request.len - flying.done;
         let place = self.buffers[at..at + left].as_mut_ptr();
         let left = u32::try_from(left).unwrap_or(0);
         let offset = flying.request.offset + flying.done as u64;
-        let read = opcode::ReadFixed::new(fd, place, left, buffer).offset(offset).build().user_data(u64::from(buffer));
+        let read = match self.table.number(&self.ring.submitter(), &flying.request.source) {
+            Some(number) => opcode::ReadFixed::new(types::Fixed(number), place, left, buffer),
+            None => opcode::ReadFixed::new(types::Fd(flying.request.source.descriptor()), place, left, buffer),
+        };
+        let read = read.offset(offset).build().user_data(u64::from(buffer));
         // SAFETY: the place is inside of a registered buffer that no other request has, and the file is kept open by
         // `flying`, until the completion is taken.
         let pushed = unsafe { self.ring.submission().push(&read) };
