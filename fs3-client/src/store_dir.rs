@@ -14,6 +14,7 @@
 
 mod blobs;
 mod error;
+mod immutable;
 mod leases;
 mod objects;
 mod refs;
@@ -47,6 +48,8 @@ pub(crate) const WHOLE_BLOB_MAX: u64 = 64 << 20;
 pub struct StoreDir {
     root: PathBuf,
     rules: Rules,
+    /// Whether blobs get the flag of files that nobody may change.
+    immutable: bool,
 }
 
 /// As one names it on a command line.
@@ -64,7 +67,7 @@ impl StoreDir {
     /// # Errors
     /// What the system says.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
-        let mut store = Self { root: absolute(path)?, rules: Rules::Posix };
+        let mut store = Self { root: absolute(path)?, rules: Rules::Posix, immutable: false };
         for dir in [store.blobs(), store.refs(), store.tmp(), store.converted()] {
             fs::create_dir_all(&dir).map_err(|e| StoreError::io("create", &dir, e))?;
         }
@@ -80,6 +83,14 @@ impl StoreDir {
         Self { rules, ..self }
     }
 
+    /// The same store, whose blobs get the flag of files that nobody may change (`FS_IMMUTABLE_FL`) once they are
+    /// published. Where the file system has no such flag, or not for this user, they go without, and a warning says so.
+    /// Blobs that have it are renewed and removed as others are.
+    #[must_use]
+    pub fn with_immutable(self, immutable: bool) -> Self {
+        Self { immutable, ..self }
+    }
+
     /// The rules that it keeps.
     #[must_use]
     pub const fn rules(&self) -> Rules {
@@ -92,7 +103,7 @@ impl StoreDir {
     /// [`StoreError::NotAStore`] when there is none, or what the system says.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let root = absolute(path)?;
-        let store = Self { rules: Rules::of(&root), root };
+        let store = Self { rules: Rules::of(&root), root, immutable: false };
         for (dir, missing) in
             [(store.root.clone(), "the directory itself"), (store.blobs(), "blobs/sha256"), (store.refs(), "refs")]
         {

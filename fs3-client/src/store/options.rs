@@ -27,6 +27,8 @@ pub struct StoreOptions {
     pub lease_lasts: Duration,
     /// How a store on 3FS is read, where it can be through USRBIO.
     pub usrbio: UsrbioOptions,
+    /// Whether the blobs of a store on 3FS get the flag of files that nobody may change, once they are published.
+    pub immutable: bool,
     /// Settings of S3 in place of the environment's, by the environment's names.
     pub s3: Option<Vec<(String, String)>>,
 }
@@ -41,6 +43,7 @@ impl Default for StoreOptions {
             limits: Limits::default(),
             lease_lasts: lease::LASTS,
             usrbio: UsrbioOptions::default(),
+            immutable: false,
             s3: None,
         }
     }

@@ -73,6 +73,7 @@ impl Remote {
     /// A directory on 3FS.
     pub(super) fn fs3(dir: StoreDir, options: &StoreOptions) -> Result<Self, StoreError> {
         let location = StoreLocation::Fs3(dir.root().to_owned());
+        let dir = dir.with_immutable(options.immutable);
         let (blobs, names) = (UsrbioBlobs::new(dir.clone(), &options.usrbio), DirNames::new(dir.clone()));
         Self::new(location, blobs, names, Some(dir), options)
     }

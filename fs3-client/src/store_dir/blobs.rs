@@ -1,6 +1,6 @@
 //! Blobs of a directory as backends and collectors want them: brought as a body, read in parts, listed, renewed.
 
-use super::{Published, Rules, StoreDir, StoreError};
+use super::{Published, Rules, StoreDir, StoreError, immutable};
 use crate::blob_store::{Listed, Stat, ends_early};
 use crate::{Digest, Hasher};
 use bytes::Bytes;
@@ -130,10 +130,11 @@ impl StoreDir {
         let path = self.blob_path(digest);
         let renewed = File::open(&path).and_then(|file| {
             let modified = file.metadata()?.modified()?;
-            match SystemTime::now().duration_since(modified) {
-                Ok(age) if age < RENEW_AFTER => Ok(()),
-                _ => file.set_modified(SystemTime::now()),
+            if SystemTime::now().duration_since(modified).is_ok_and(|age| age < RENEW_AFTER) {
+                return Ok(());
             }
+            let ((), taken) = immutable::despite(&path, || file.set_modified(SystemTime::now()))?;
+            if taken { immutable::set(&file) } else { Ok(()) }
         });
         match renewed {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -152,8 +153,8 @@ impl StoreDir {
     /// What the system says.
     pub fn delete_blob(&self, digest: &Digest) -> Result<(), StoreError> {
         let path = self.blob_path(digest);
-        match fs::remove_file(&path) {
-            Ok(()) => self.sync_blobs(),
+        match immutable::despite(&path, || fs::remove_file(&path)) {
+            Ok(_) => self.sync_blobs(),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(StoreError::io("remove", &path, e)),
         }

@@ -43,6 +43,7 @@ fn file_system(mounts: &str, major: u32, minor: u32) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn types_are_found_by_device() {
@@ -53,6 +54,16 @@ mod tests {
         assert_eq!(file_system(mounts, 98, 0), Some("ext3"));
         assert_eq!(file_system(mounts, 0, 44), Some("fuse.hf3fs"));
         assert_eq!(file_system(mounts, 0, 4), None);
+    }
+
+    proptest! {
+        /// The kernel writes these lines, but names in them are anybody's.
+        #[test]
+        fn any_lines(text in "([0-9: /a-z.-]{0,40}\n){0,5}|.{0,80}", major: u32, minor: u32) {
+            if let Some(kind) = file_system(&text, major, minor) {
+                prop_assert!(text.contains(kind) && !kind.contains(' '));
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! any more.
 
 use super::writeback;
-use super::{Rules, StoreDir, StoreError};
+use super::{Rules, StoreDir, StoreError, immutable};
 use crate::host;
 use crate::{Digest, Hasher};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -131,8 +131,22 @@ impl Staged {
             Rules::Fs3 => self.verify_again(size, digest)?,
         }
         let target = store.blob_path(digest);
-        fs::rename(&self.path, &target).map_err(|e| StoreError::io("rename to", &target, e))?;
+        if let Err(e) = fs::rename(&self.path, &target) {
+            let whole = e.kind() == io::ErrorKind::PermissionDenied && store.blob_size(digest)? == Some(size);
+            if whole {
+                // Somebody else published it meanwhile, and nobody may replace it: it need not be.
+                store.sync_blobs()?;
+                return Ok(published(true));
+            }
+            immutable::despite(&target, || fs::rename(&self.path, &target))
+                .map_err(|e| StoreError::io("rename to", &target, e))?;
+        }
         self.renamed();
+        if store.immutable
+            && let Err(e) = immutable::set(&self.file)
+        {
+            tracing::warn!("{} stays without the immutable flag: {e}", target.display());
+        }
         store.sync_blobs()?;
         Ok(published(false))
     }
