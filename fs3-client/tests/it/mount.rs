@@ -91,6 +91,115 @@ async fn privileged_a_faulty_mount_is_made_good_or_told() {
     }
 }
 
+/// Z01: the mount's daemon sends fewer bytes than it was asked for, while there are more: they are asked for. Or there
+/// are none: that is an error, and never zeros.
+#[tokio::test(flavor = "multi_thread")]
+async fn privileged_z01_short_reads_of_a_mount() {
+    if !require::root() {
+        return;
+    }
+    for words in ["async-dio=1", "async-dio=0"] {
+        let mount = mounted(words);
+        let store = store_on(&mount.point().join("store"));
+        let bytes = conformance::contents(10, 3 << 20);
+        let digest = store.publish_bytes(&bytes).unwrap().digest;
+        let (mut good, mut bad) = (0, 0);
+        for seed in 0..12 {
+            mount.behave(&format!("seed={seed} meta-us=20 read-us=50 short=300")).unwrap();
+            for engine in [Engine::Threads, Engine::Ring] {
+                let blobs = LocalBlobs::with_engine(store.clone(), engine);
+                for range in [0..3 << 20, 100_000..1_500_000, 5000..9096u64] {
+                    let want = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
+                    match blobs.read_range(&digest, range.clone()).await {
+                        Ok(read) => {
+                            assert!(read == bytes[want], "{engine:?}, {words}: other bytes for {range:?}");
+                            good += 1;
+                        }
+                        Err(error) => {
+                            assert!(error.is_corrupt(), "{error}");
+                            bad += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(good > 40, "{good} good, {bad} errors");
+        ends_early(&mount, &store, &digest).await;
+    }
+}
+
+/// A blob that lost its end behind everybody's back.
+async fn ends_early(mount: &Daemon, store: &StoreDir, digest: &Digest) {
+    mount.behave("meta-us=20 read-us=50 attr-ms=0").unwrap();
+    let path = mount.backing().join("store/blobs/sha256").join(digest.hex());
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    for range in [0..3 << 20, (1 << 20) - 10..(1 << 20) + 10, 2 << 20..(2 << 20) + 1] {
+        let error = LocalBlobs::new(store.clone()).read_range(digest, range).await.unwrap_err();
+        assert!(error.is_corrupt(), "{error}");
+    }
+}
+
+/// With the immutable flag: the suite, and nobody else changes a blob.
+#[tokio::test(flavor = "multi_thread")]
+async fn privileged_immutable_blobs() {
+    if !require::root() {
+        return;
+    }
+    let mount = mounted("attr-ms=0 negative-ms=0");
+    let disk = fixtures::mounts::scratch();
+    let on_disk = StoreDir::create(&disk.path().join("store")).unwrap();
+    let on_mount = store_on(&mount.point().join("store"));
+    for store in [on_mount, on_disk] {
+        let place = store.to_string();
+        let store = store.with_immutable(true);
+        conformance::blobs(&LocalBlobs::new(store.clone()), Abilities { largest: 3 << 20, ..ALL }).await;
+        let bytes = conformance::contents(11, 5000);
+        let digest = store.publish_bytes(&bytes).unwrap().digest;
+        let path = store.blob_path(&digest);
+        let refused = |done: std::io::Result<()>| {
+            assert_eq!(done.unwrap_err().raw_os_error(), Some(rustix::io::Errno::PERM.raw_os_error()), "{place}");
+        };
+        refused(std::fs::remove_file(&path));
+        refused(std::fs::rename(&path, store.root().join("tmp/x")));
+        refused(std::fs::File::options().write(true).open(&path).map(drop));
+        // Its age is renewed all the same, and it stays immutable.
+        set_age(&path, Duration::from_secs(3600));
+        store.renew(&digest).unwrap();
+        let age = std::fs::metadata(&path).unwrap().modified().unwrap().elapsed().unwrap();
+        assert!(age < Duration::from_secs(60), "{place}: {age:?}");
+        refused(std::fs::remove_file(&path));
+        store.delete_blob(&digest).unwrap();
+        assert!(!path.exists());
+        // What a broken disk left under a blob's name is replaced, whatever its flags.
+        store.publish_bytes(&bytes).unwrap();
+        flag(&path, false);
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        std::fs::write(&path, "broken").unwrap();
+        flag(&path, true);
+        assert!(!store.publish_bytes(&bytes).unwrap().existed);
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "{place}");
+        for listed in std::fs::read_dir(store.root().join("blobs/sha256")).unwrap() {
+            flag(&listed.unwrap().path(), false);
+        }
+    }
+}
+
+fn flag(path: &Path, immutable: bool) {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    let file = std::fs::File::open(path).unwrap();
+    let flags = ioctl_getflags(&file).unwrap() - IFlags::IMMUTABLE;
+    ioctl_setflags(&file, if immutable { flags | IFlags::IMMUTABLE } else { flags }).unwrap();
+}
+
+/// Makes a file older, its flag notwithstanding.
+fn set_age(path: &Path, age: Duration) {
+    flag(path, false);
+    let file = std::fs::File::open(path).unwrap();
+    file.set_modified(std::time::SystemTime::now() - age).unwrap();
+    flag(path, true);
+}
+
 /// What was written is refused where it does not come back: errors at sync and close, a full file system.
 #[tokio::test(flavor = "multi_thread")]
 async fn privileged_nothing_is_published_that_was_not_kept() {
