@@ -1,4 +1,4 @@
-//! Two system calls that the standard library lacks. The crate's only unsafe code.
+//! Two system calls that the standard library lacks.
 #![allow(unsafe_code)]
 
 use std::fs::File;
