@@ -294,7 +294,7 @@ async fn privileged_lengths_of_other_nodes_are_old_and_do_no_harm() {
     assert!(rings.read_range(&digest, 0..400_000).await.unwrap() == bytes, "rings do not go by the kernel's length");
 }
 
-/// A large read takes few requests, each of which takes its time here; buffered, 4 MiB would be 32 of them.
+/// A large read takes few requests; buffered, 4 MiB would be 32 of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn privileged_large_reads_are_large_requests() {
     if !require::root() {
@@ -304,14 +304,14 @@ async fn privileged_large_reads_are_large_requests() {
     let store = store_on(&mount.point().join("store"));
     let bytes = conformance::contents(7, 4 << 20);
     let digest = store.publish_bytes(&bytes).unwrap().digest;
-    mount.behave("meta-us=20 read-us=25000").unwrap();
     for engine in [Engine::Threads, Engine::Ring] {
         let blobs = LocalBlobs::with_engine(store.clone(), engine);
+        assert_eq!(blobs.engine(), Engine::Threads, "an io_uring on a FUSE mount");
         assert!(blobs.advice().unwrap().contains("KiB ahead"), "{:?}", blobs.advice());
-        let began = Instant::now();
+        let before = mount.reads().unwrap();
         assert!(blobs.read_range(&digest, 0..4 << 20).await.unwrap() == bytes);
-        let took = began.elapsed();
-        assert!(took < Duration::from_millis(25 * 16), "{engine:?} took {took:?}, more than 16 requests");
+        let requests = mount.reads().unwrap() - before;
+        assert!((4..=5).contains(&requests), "{engine:?}: {requests} requests");
     }
 }
 

@@ -55,6 +55,7 @@ async fn a_library_in_c_is_called_as_its_header_says() {
     assert!(error.is_corrupt(), "{error}");
     let counts = blobs.counts().unwrap();
     assert_eq!((counts.by_mount, counts.left_rings, counts.errors), (0, 0, 0), "{counts:?}");
+    assert_eq!(foreign.call("hf3fs_test_registrations", 0), 2, "once, and once more for what ended early");
     drop(blobs);
     let began = Instant::now();
     // The file, and the rings: given back as they should be.
