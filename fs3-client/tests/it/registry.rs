@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use fixtures::faulty_proxy::{Fault, FaultyProxy, Request};
-use fixtures::registry::Registry;
+use fixtures::registry::{PASSWORD, Registry, TokenServer, USER};
 use fs3_client::registry::{Client, ImageRef, Options, RegistryStore};
 use fs3_client::{BlobError, BlobStore as _, Body, Digest};
 use futures::StreamExt as _;
@@ -71,6 +71,34 @@ fn keeps_the_contract() {
         store.delete(&digest).await.unwrap();
         assert!(matches!(store.stat(&digest).await, Err(BlobError::NotFound { .. })));
         assert!(matches!(store.list().next().await, Some(Err(BlobError::Unsupported { .. }))));
+    });
+}
+
+/// The registry takes a token for two seconds only, whatever was said of it: who holds an older one is refused, asks for
+/// another, and reads on.
+#[test]
+fn a_token_that_ends_is_renewed() {
+    let server = TokenServer::start();
+    let registry = Registry::with_tokens(&server);
+    server.set_life(2);
+    let options = Options {
+        auth_file: Some(registry.auth_file(USER, PASSWORD)),
+        timeout: Duration::from_secs(20),
+        ..Options::default()
+    };
+    let image: ImageRef = registry.name("team/blobs").parse().unwrap();
+    let store = RegistryStore::new(Client::new(options).unwrap().target(image.place()).unwrap());
+    Runtime::new().unwrap().block_on(async {
+        let bytes = sample(100_000);
+        let digest = Digest::of(&bytes);
+        store.put(&digest, Body::Bytes(bytes.clone())).await.unwrap();
+        for _ in 0..2 {
+            assert!(store.read_range(&digest, 5..90_000).await.unwrap() == bytes[5..90_000]);
+            let asked = server.asked().len();
+            tokio::time::sleep(Duration::from_millis(3500)).await;
+            assert!(store.read_range(&digest, 5..90_000).await.unwrap() == bytes[5..90_000]);
+            assert!(server.asked().len() > asked, "the old token was taken: {:?}", server.asked());
+        }
     });
 }
 
