@@ -19,6 +19,15 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Name the benchmarks.
     List,
+    /// What reads cost by each way to a blob: 3FS' stand-in by rings and by its mount, a disk by threads and io_uring.
+    Backends {
+        /// A directory on a disk.
+        #[arg(long, default_value = "/var/tmp")]
+        dir: PathBuf,
+        /// How many times everything is read.
+        #[arg(long, default_value_t = 5, value_parser = parse_count)]
+        rounds: usize,
+    },
     /// A family of images in one run, against a loop of single runs; and running it again.
     Batch(BatchArgs),
     /// An image of three layers: our converter against the limit and its peers.
@@ -64,7 +73,11 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 8] = [
+pub(crate) const BENCHES: [(&str, &str); 9] = [
+    (
+        "backends",
+        "what reads cost by each way to a blob: 3FS' stand-in by rings and by its mount, a disk by threads and io_uring",
+    ),
     ("batch", "a family of images in one run against a loop of single runs; and running it again"),
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
@@ -181,6 +194,8 @@ pub(crate) enum Child {
         #[arg(long)]
         fsync: bool,
     },
+    /// The daemon of a mount of 3FS' stand-in.
+    StandIn,
     /// The limit of merging.
     MergeLimit {
         #[arg(long)]

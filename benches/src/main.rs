@@ -4,6 +4,7 @@
 //! Contenders run as child processes in interleaved rounds ([`measure`]), on real layers ([`data`]); what none of them
 //! can do without is a contender too ([`limit`]).
 
+mod backends;
 mod batch;
 mod chunks;
 mod cli;
@@ -32,6 +33,7 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match cli.command {
         Command::List => BENCHES.iter().for_each(|(name, what)| report::line(&format!("{name:<10} {what}"))),
+        Command::Backends { dir, rounds } => backends::run(&dir, rounds)?.print(cli.json)?,
         Command::Batch(args) => batch::run(&args)?.print(cli.json)?,
         Command::Compress(args) => compress::run(&args)?.print(cli.json)?,
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
@@ -49,6 +51,7 @@ fn main() -> Result<()> {
         Command::Child { child: Child::Limit { layout, out, jobs, fsync } } => {
             limit::run(&limit::sources(&layout)?, &out, jobs, fsync)?;
         }
+        Command::Child { child: Child::StandIn } => backends::serve(),
         Command::Child { child: Child::MergeLimit { out, images } } => merge::limit_child(&images, &out)?,
     }
     Ok(())
