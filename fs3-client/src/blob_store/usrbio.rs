@@ -44,6 +44,8 @@ use worker::Lane;
 pub const LIBRARY_ENV: &str = "FS3_USRBIO_LIB";
 /// What the loader looks for where nothing is named.
 const LIBRARY: &str = "libhf3fs_api_shared.so";
+/// Room that is made for a large read before all of its bytes have come.
+const LIKELY: usize = 64 << 20;
 
 /// How rings are made and used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -208,13 +210,15 @@ impl Rings {
             return self.part(file, range, &self.small).await;
         }
         let unit = plan::transfer_bytes(file.chunk);
+        // The caller's word, as far as the file system bears it out.
+        let likely = plan::bytes(range.end.min(file.size).saturating_sub(range.start)).min(LIKELY);
         let parts = futures::stream::iter(plan::parts(range, unit));
         let mut parts = parts.map(|part| self.part(file, part, &self.bulk)).buffered(self.options.parts.max(1));
         let Some(first) = parts.try_next().await? else { return Ok(Bytes::new()) };
         let mut all = BytesMut::new();
         while let Some(next) = parts.try_next().await? {
-            // As they arrive, and no sooner: the length is the caller's word.
             if all.is_empty() {
+                all.reserve(likely);
                 all.extend_from_slice(&first);
             }
             all.extend_from_slice(&next);
