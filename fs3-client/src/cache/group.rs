@@ -67,9 +67,9 @@ impl Group {
     }
 
     /// As the index has it, before anybody reads.
-    pub(crate) fn recall(&self, present: u64, unchecked: u64, suspect: bool) {
+    pub(crate) fn recall(&self, present: u64, unchecked: u64, suspect: u64) {
         self.unchecked.store(unchecked & present, Ordering::Release);
-        self.suspect.store(if suspect { present } else { 0 }, Ordering::Release);
+        self.suspect.store(suspect & present, Ordering::Release);
         self.present.store(present, Ordering::Release);
     }
 
@@ -151,22 +151,5 @@ impl Group {
 
     pub(crate) fn is_pinned(&self) -> bool {
         self.pins.load(Ordering::Relaxed) > 0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_of_small_reads_is_one_touch() {
-        let group = Group::default();
-        group.cold(7);
-        (0..100).for_each(|_| group.touch(7));
-        assert_eq!(group.heat(), 0);
-        (8..20).for_each(|epoch| group.touch(epoch));
-        assert_eq!(group.heat(), 3);
-        group.cool();
-        assert_eq!(group.heat(), 2);
     }
 }

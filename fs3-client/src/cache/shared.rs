@@ -48,6 +48,8 @@ pub(crate) struct Shared {
     /// Until when nothing is written, since the disk is full: milliseconds since `began`.
     pub(crate) full_until: AtomicU64,
     pub(crate) began: Instant,
+    /// Whether there was something to be believed only after its CRC matched.
+    pub(crate) doubts: bool,
     registry: RwLock<Registry>,
     ledger: Mutex<Ledger>,
     epoch: AtomicU32,
@@ -100,7 +102,7 @@ impl Shared {
         let suspect = !clean || config.verify == super::config::Verify::AfterStart;
         let mut registry = Registry::default();
         let mut policy = Policy::default();
-        let (mut used, mut foreign) = (0, Vec::new());
+        let (mut used, mut foreign, mut doubts) = (0, Vec::new(), false);
         let recall = &mut |key: super::format::GroupKey, record: super::format::Record| {
             let most = u64::from(MOST_CHUNKS) * config.chunk;
             let geometry = geometry::Geometry { chunk: config.chunk, size: key.blob.size };
@@ -110,7 +112,9 @@ impl Shared {
             }
             let blob = registry.known(key.blob, config.chunk);
             let present = record.present & bits(&geometry.chunks_in(key.group));
-            blob.group(key.group).recall(present, record.unchecked, suspect);
+            let doubted = if suspect { present } else { record.suspect };
+            doubts |= doubted != 0;
+            blob.group(key.group).recall(present, record.unchecked, doubted);
             used += geometry.weight(key.group, present);
             policy.recall((blob.id, key.group));
         };
@@ -136,6 +140,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             full_until: AtomicU64::new(0),
             began: Instant::now(),
+            doubts,
             registry: RwLock::new(registry),
             ledger: Mutex::default(),
             epoch: AtomicU32::new(1),
