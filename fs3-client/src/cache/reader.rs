@@ -66,6 +66,11 @@ impl Located {
         self.file.descriptor()
     }
 
+    #[cfg(test)]
+    pub(crate) fn medium(&self) -> &dyn Medium {
+        &*self.file
+    }
+
     /// Where in the file the first byte is.
     #[must_use]
     pub fn offset(&self) -> u64 {
@@ -118,6 +123,12 @@ impl CachedBlob {
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.held.blob.present_bytes()
+    }
+
+    /// Whether something of it is on its way.
+    #[cfg(test)]
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.held.blob.flights.len() > 0
     }
 
     /// Drops what no table of digests has vouched for: there is one now.

@@ -162,3 +162,15 @@ async fn prefetch_and_warm_up_fetch_what_is_missing_and_no_more() {
     assert_eq!(backend.asked(), []);
     assert!(Arc::strong_count(&backend) > 1);
 }
+
+#[test]
+fn a_row_of_small_reads_is_one_touch() {
+    let group = crate::cache::group::Group::default();
+    group.cold(7);
+    (0..100).for_each(|_| group.touch(7));
+    assert_eq!(group.heat(), 0);
+    (8..20).for_each(|epoch| group.touch(epoch));
+    assert_eq!(group.heat(), 3);
+    group.cool();
+    assert_eq!(group.heat(), 2);
+}
