@@ -1,6 +1,9 @@
-//! Backends and stores against a real S3 server and a real registry, and through a proxy that breaks things.
+//! Backends and stores against a real S3 server and a real registry, and through a proxy that breaks things;
+//! the chunk cache in processes that are killed.
 
 mod backends;
+#[cfg(feature = "cache")]
+mod cache;
 mod leases;
 mod registry;
 mod s3_faults;
