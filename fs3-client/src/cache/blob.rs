@@ -47,15 +47,6 @@ pub(crate) struct Blob {
     digests: RwLock<Option<Arc<dyn ChunkDigests>>>,
 }
 
-/// Being inside a group.
-struct Inside<'g>(&'g Group);
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
-}
-
 impl Blob {
     pub(crate) fn new(id: u32, key: BlobKey, chunk: u64) -> Self {
         let geometry = Geometry { chunk, size: key.size };
@@ -135,75 +126,19 @@ impl Blob {
         by_group(chunks.clone()).for_each(|piece| self.group(group_of(piece.start)).leave());
     }
 
-    /// Fills `buffer` from the file, if all of it is there. Nothing is waited for but the disk. `buffer` lies in the
-    /// blob.
-    pub(crate) fn read_here(self: &Arc<Self>, shared: &Shared, offset: u64, buffer: &mut [u8]) -> bool {
-        let end = offset + buffer.len() as u64;
-        let mut rest = buffer;
-        let mut at = offset;
-        for piece in by_group(self.geometry.chunks_of(&(offset..end))) {
-            if !self.enter(shared, &piece) {
-                return false;
-            }
-            let _inside = Inside(self.group(group_of(piece.start)));
-            let upto = self.geometry.bytes_of(&piece).end.min(end);
-            let (now, later) = rest.split_at_mut(usize::try_from(upto - at).unwrap_or(usize::MAX));
-            let read = self.open(shared).and_then(|file| file.read_at(now, at));
-            if !matches!(read, Ok(n) if n == now.len()) {
-                // Fewer bytes than were written, or none: somebody else was at the file, or the disk fails.
-                tracing::warn!("chunks {piece:?} of {} are not in the cache any more: {read:?}", self.key.digest);
-                shared.metrics.corrupt_local.add(u64::from(piece.end - piece.start));
-                self.drop_chunks(shared, piece);
-                return false;
-            }
-            rest = later;
-            at = upto;
-        }
-        true
-    }
-
-    /// Compares the CRCs of the suspects among `chunks`, which are in one group that the caller is inside. Those that do
-    /// not match are dropped.
-    fn believe(self: &Arc<Self>, shared: &Shared, chunks: &Range<u32>) -> bool {
-        let group = group_of(chunks.start);
-        let record = match shared.index.get(&self.key.group(group)) {
-            Ok(record) => record.unwrap_or_default(),
-            Err(error) => {
-                shared.metrics.index_errors.add(1);
-                tracing::warn!("the cache's index fails: {error}");
-                return false;
-            }
-        };
-        let mut all = true;
-        for chunk in chunks.clone().filter(|chunk| self.group(group).suspect() & bit(*chunk) != 0) {
-            let range = self.geometry.bytes(chunk);
-            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-            let read = self.open(shared).and_then(|file| file.read_at(&mut bytes, range.start));
-            let slot = chunk % super::geometry::GROUP;
-            let right = matches!(read, Ok(n) if n == bytes.len()) && record.crc(slot) == Some(crc32c::crc32c(&bytes));
-            if right {
-                self.group(group).believed(bit(chunk));
-            } else {
-                tracing::warn!("chunk {chunk} of {} was damaged while the cache was down", self.key.digest);
-                shared.metrics.corrupt_local.add(1);
-                self.drop_chunks(shared, chunk..chunk + 1);
-                all = false;
-            }
-        }
-        all
-    }
-
     /// Takes chunks for wrong: they are not read any more. The index learns of it with the next flush.
     pub(crate) fn drop_chunks(self: &Arc<Self>, shared: &Shared, chunks: Range<u32>) -> u32 {
         let mut count = 0;
         for piece in by_group(chunks) {
             let group = group_of(piece.start);
+            // Under one lock, as they are added.
+            let mut ledger = shared.ledger();
             let gone = self.group(group).drop_bits(bits(&piece));
             if gone != 0 {
                 count += gone.count_ones();
+                let late = ledger.drop_chunks(self, piece.filter(|chunk| gone & bit(*chunk) != 0));
+                drop(ledger);
                 shared.less(self.geometry.weight(group, gone));
-                let dropped = piece.filter(|chunk| gone & bit(*chunk) != 0);
-                let late = shared.ledger().drop_chunks(self, dropped);
                 if late {
                     // The index will not learn of it: nothing of it is believed unseen at the next start.
                     let _ = shared.index.take_clean().inspect_err(|error| shared.index_failed(error));
@@ -215,12 +150,21 @@ impl Blob {
 
     /// The file, which is opened if it is not open.
     pub(crate) fn open(self: &Arc<Self>, shared: &Shared) -> io::Result<Arc<dyn Medium>> {
+        self.with_file(shared, Arc::clone)
+    }
+
+    /// Does something with the file, which is opened if it is not open, and is not closed meanwhile.
+    pub(crate) fn with_file<T>(
+        self: &Arc<Self>,
+        shared: &Shared,
+        work: impl FnOnce(&Arc<dyn Medium>) -> T,
+    ) -> io::Result<T> {
         if !self.recent.load(Ordering::Relaxed) {
             self.recent.store(true, Ordering::Relaxed);
         }
         if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
-            return Ok(Arc::clone(file));
+            return Ok(work(file));
         }
-        shared.files.open(self, shared)
+        Ok(work(&shared.files.open(self, shared)?))
     }
 }

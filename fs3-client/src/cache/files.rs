@@ -1,4 +1,4 @@
-//! Which data files are open: a bounded number, those that were used last.
+//! Which data files are open: a bounded number, those that were used last. Who reads from one keeps it open for as long.
 
 use super::blob::Blob;
 use super::shared::Shared;
@@ -32,10 +32,12 @@ impl OpenFiles {
                 break;
             }
             let Some(oldest) = open.pop_front() else { break };
-            match oldest.upgrade() {
-                Some(other) if other.recent.swap(false, Ordering::Relaxed) => open.push_back(oldest),
-                Some(other) => *other.file.write().unwrap_or_else(PoisonError::into_inner) = None,
-                None => {}
+            let Some(other) = oldest.upgrade() else { continue };
+            let used = other.recent.swap(false, Ordering::Relaxed);
+            match other.file.try_write() {
+                Ok(mut file) if !used => *file = None,
+                // It is in use, or is being read from at this moment.
+                _ => open.push_back(oldest),
             }
         }
         shared.metrics.open_files.set(open.len() as u64);

@@ -11,6 +11,7 @@ use super::index::Index;
 use super::ledger::Ledger;
 use super::metrics::Metrics;
 use super::policy::Policy;
+use super::ring::Ring;
 use crate::BlobStore;
 use crate::blob_store::deadline::Deadline;
 use std::collections::HashMap;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) index: Arc<dyn Index>,
     pub(crate) files: OpenFiles,
+    /// By which tasks wait for the disk; `None` where the kernel gives none.
+    pub(crate) ring: Option<Ring>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) demand: tokio::sync::Semaphore,
     pub(crate) background: tokio::sync::Semaphore,
@@ -89,6 +92,7 @@ pub(crate) struct Parts {
     pub(crate) store: Arc<dyn BlobStore>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) index: Arc<dyn Index>,
+    pub(crate) ring: Option<Ring>,
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) lock: Option<File>,
 }
@@ -132,6 +136,7 @@ impl Shared {
             disk: parts.disk,
             index: parts.index,
             files: OpenFiles::default(),
+            ring: parts.ring,
             metrics: Arc::default(),
             breaker: Breaker::default(),
             runtime: parts.runtime,
@@ -200,9 +205,14 @@ impl Shared {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// There are `bytes` more, of `written` that are to be made durable.
-    pub(crate) fn more(&self, bytes: u64, written: u64) {
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+    /// Takes `bytes` of the capacity, if there are as many.
+    pub(crate) fn reserve(&self, bytes: u64) -> bool {
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.config.capacity);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// `written` bytes more are to be made durable.
+    pub(crate) fn wrote(&self, written: u64) {
         let filled = self.filled.fetch_add(written, Ordering::Relaxed) + written;
         let epoch = filled / (self.config.capacity / EPOCHS).max(self.config.chunk) + 1;
         self.epoch.store(u32::try_from(epoch % (1 << 30)).unwrap_or(0), Ordering::Relaxed);

@@ -145,6 +145,7 @@ impl Bench {
             store: Arc::clone(backend) as _,
             disk: Arc::new(disk.clone()),
             index: Arc::clone(&index) as Arc<dyn Index>,
+            ring: None,
             runtime: tokio::runtime::Handle::current(),
             lock: None,
         };
