@@ -5,6 +5,7 @@
 //! can do without is a contender too ([`limit`]).
 
 mod batch;
+mod cache;
 mod chunks;
 mod cli;
 mod compress;
@@ -33,6 +34,7 @@ fn main() -> Result<()> {
     match cli.command {
         Command::List => BENCHES.iter().for_each(|(name, what)| report::line(&format!("{name:<10} {what}"))),
         Command::Batch(args) => batch::run(&args)?.print(cli.json)?,
+        Command::Cache(args) => cache::run(&args)?.print(cli.json)?,
         Command::Compress(args) => compress::run(&args)?.print(cli.json)?,
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
@@ -49,6 +51,7 @@ fn main() -> Result<()> {
         Command::Child { child: Child::Limit { layout, out, jobs, fsync } } => {
             limit::run(&limit::sources(&layout)?, &out, jobs, fsync)?;
         }
+        Command::Child { child: Child::Cache { what, dir } } => cache::child(&what, &dir)?,
         Command::Child { child: Child::MergeLimit { out, images } } => merge::limit_child(&images, &out)?,
     }
     Ok(())
