@@ -29,6 +29,8 @@ struct State {
     room: Option<u64>,
     /// The next sync fails, and loses what this seed chooses.
     failing_sync: Option<u64>,
+    /// As many of the next reads fail.
+    failing_reads: u64,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -103,6 +105,11 @@ impl Disk {
     /// the power is not out: those who wrote it read something else.
     pub fn fail_next_sync(&self, seed: u64) {
         self.state().failing_sync = Some(seed);
+    }
+
+    /// Lets the next `count` reads fail with EIO.
+    pub fn fail_reads(&self, count: u64) {
+        self.state().failing_reads = count;
     }
 
     /// Files that there are.
@@ -241,6 +248,10 @@ impl Medium for DiskFile {
         if state.cut.is_some_and(|cut| state.operations >= cut) {
             return Err(io::Error::other("the power is out"));
         }
+        if let Some(left) = state.failing_reads.checked_sub(1) {
+            state.failing_reads = left;
+            return Err(rustix::io::Errno::IO.into());
+        }
         let seen = &state.file(&self.name).seen;
         let start = seen.len().min(in_memory(offset));
         let len = buffer.len().min(seen.len() - start);
@@ -332,6 +343,15 @@ mod tests {
         assert!(file.write_all_at(b"x", 0).is_err());
         assert!(file.read_at(&mut [0; 4], 0).is_err());
         assert_eq!(disk.after_cut(0).contents("file"), disk.contents("file"));
+    }
+
+    #[test]
+    fn as_many_reads_fail_as_were_told_to() {
+        let (disk, file) = written();
+        disk.fail_reads(1);
+        let error = file.read_at(&mut [0; 4], 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+        assert_eq!(file.read_at(&mut [0; 4], 0).unwrap(), 4);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 mod backends;
 #[cfg(feature = "cache")]
 mod cache;
+#[cfg(feature = "cache")]
+mod cache_places;
 mod leases;
 mod registry;
 mod s3_faults;

@@ -57,6 +57,34 @@ async fn what_was_read_is_there_and_read_again_without_the_store() {
     assert!(matches!(cache.blob(digest, 1, None), Err(CacheError::Closed { .. })));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_on_disk_only_is_waited_for_by_the_ring() {
+    // Not a tmpfs, whose files are nowhere but in memory.
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let (backend, bytes) = (Backend::new(), contents(LEN, 8));
+    let digest = backend.add(bytes.clone());
+    let cache = ChunkCache::open(config(dir.path()), backend.clone()).unwrap();
+    let blob = cache.blob(digest, LEN as u64, table(&bytes)).unwrap();
+    read(&blob, &bytes, 0..LEN).await;
+    assert!(cache.sync());
+    backend.asked();
+    for round in 0..3 {
+        let located = blob.locate(0..1).unwrap().unwrap();
+        rustix::fs::fadvise(located.descriptor().unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        drop(located);
+        let mut readers = tokio::task::JoinSet::new();
+        for n in 0..64 {
+            let (blob, bytes) = (blob.clone(), bytes.clone());
+            let start = (n * 6007 + round) % LEN;
+            readers.spawn(async move { read(&blob, &bytes, start..LEN.min(start + 9000)).await });
+        }
+        readers.join_all().await;
+        read(&blob, &bytes, 0..LEN).await;
+    }
+    assert_eq!(backend.asked(), []);
+    assert_eq!(cache.metrics().value("dsec_cache_local_corruptions_total"), Some(0));
+}
+
 #[test]
 fn threads_of_no_runtime_read_too() {
     let dir = tempfile::tempdir().unwrap();

@@ -175,6 +175,7 @@ impl Life {
             return;
         }
         let mut buffer = vec![0; range.len()];
+        // Nor may it be read when reads fail, as its owner would.
         if let Ok(read) = located.medium().read_at(&mut buffer, located.offset()) {
             self.story.push(format!("held {item} {range:?} through an eviction"));
             if !self.bench.disk.disk.has_power() {
@@ -287,7 +288,8 @@ impl Life {
     }
 
     fn trouble(&mut self) {
-        match self.random.below(4) {
+        match self.random.below(5) {
+            4 => self.bench.disk.disk.fail_reads(self.random.below(4)),
             0 => self.bench.disk.disk.limit(Some(self.random.below(200) * CHUNK)),
             1 => self.bench.index.broken.store(true, Ordering::Relaxed),
             2 => self.bench.disk.disk.fail_next_sync(self.random.next()),
@@ -375,7 +377,7 @@ async fn live(seed: u64) -> [u64; 2] {
     life.outcomes
 }
 
-fn number(name: &str) -> Option<u64> {
+pub(super) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
