@@ -1,6 +1,7 @@
 //! Makes durable what was fetched. The order is the whole of it: bytes, sync, then the index.
 //!
-//! One thread at a time changes the index or evicts ([`Shared::keep`]): so nothing that is being made durable is evicted at the same time.
+//! One thread at a time changes the index or evicts ([`Shared::keep`]): so nothing that is being made durable is evicted
+//! at the same time.
 
 use super::blob::Blob;
 use super::format::Record;

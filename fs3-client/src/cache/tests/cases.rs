@@ -2,6 +2,7 @@
 
 use super::backend::{Backend, Mode};
 use super::support::{Bench, CHUNK, config, contents, read, table, until};
+use crate::Medium as _;
 use crate::blob_store::deadline::Limits;
 use crate::blob_store::retry::Policy;
 use crate::cache::{CacheConfig, CacheError, ChunkCache, TryRead};

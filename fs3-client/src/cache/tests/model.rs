@@ -175,7 +175,6 @@ impl Life {
             return;
         }
         let mut buffer = vec![0; range.len()];
-        // Nor may it be read when reads fail, as its owner would.
         if let Ok(read) = located.medium().read_at(&mut buffer, located.offset()) {
             self.story.push(format!("held {item} {range:?} through an eviction"));
             if !self.bench.disk.disk.has_power() {
