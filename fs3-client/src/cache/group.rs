@@ -10,8 +10,9 @@ const LOCKED: u32 = 1 << 31;
 /// How often a group was touched is counted up to this.
 const MOST_HEAT: u32 = 3;
 
-/// The state of 64 chunks, 40 bytes.
+/// The state of 64 chunks: a cache line of its own, since readers of neighbours are on other cores.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct Group {
     /// How many are inside, and whether it is locked.
     state: AtomicU32,

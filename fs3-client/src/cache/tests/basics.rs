@@ -191,6 +191,31 @@ async fn prefetch_and_warm_up_fetch_what_is_missing_and_no_more() {
     assert!(Arc::strong_count(&backend) > 1);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_pinned_stays_and_goes_when_it_is_let_go() {
+    let (backend, bytes) = (Backend::new(), contents(256 * 4096, 9));
+    let digest = backend.add(bytes.clone());
+    let small = CacheConfig { capacity: 256 * CHUNK, high_percent: 50, low_percent: 1, ..config(Path::new("x")) };
+    let bench = Bench::new(small, &backend);
+    let blob = bench.blob(digest, bytes.len() as u64, table(&bytes));
+    // The second of four groups, by a part of it, and twice.
+    blob.pin(70 * CHUNK..71 * CHUNK).unwrap();
+    blob.pin(64 * CHUNK..65 * CHUNK).unwrap();
+    for pins in [2, 1, 0] {
+        read(&blob, &bytes, 0..bytes.len()).await;
+        assert!(bench.shared.flush());
+        // Several rounds, since what was read again has more than one turn.
+        for _ in 0..5 {
+            bench.shared.relieve();
+        }
+        let left = if pins > 0 { 64 * CHUNK } else { 0 };
+        assert_eq!(blob.cached_bytes(), left, "with {pins} pins");
+        blob.unpin(70 * CHUNK..71 * CHUNK).unwrap();
+    }
+    assert!(bench.count("dsec_cache_evictions_put_off_total") > 0);
+    assert!(matches!(blob.pin(0..u64::MAX), Err(CacheError::OutOfRange { .. })));
+}
+
 #[test]
 fn a_row_of_small_reads_is_one_touch() {
     let group = crate::cache::group::Group::default();
