@@ -2,6 +2,7 @@
 
 use super::digests::ChunkDigests;
 use super::error::CacheError;
+use super::files::Opened;
 use super::format::BlobKey;
 use super::geometry::{Geometry, bit, bits, by_group, group_of};
 use super::group::Group;
@@ -9,6 +10,7 @@ use super::inflight::Flights;
 use super::readahead::Streams;
 use super::shared::Shared;
 use crate::Medium;
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use std::io;
 use std::ops::Range;
@@ -43,7 +45,7 @@ pub(crate) struct Blob {
     pub(crate) sync_failures: AtomicU32,
     /// Its file was used since it was last looked at.
     pub(crate) recent: AtomicBool,
-    pub(crate) file: RwLock<Option<Arc<dyn Medium>>>,
+    pub(crate) file: ArcSwapOption<Opened>,
     digests: RwLock<Option<Arc<dyn ChunkDigests>>>,
 }
 
@@ -60,7 +62,7 @@ impl Blob {
             handles: AtomicU32::new(0),
             sync_failures: AtomicU32::new(0),
             recent: AtomicBool::new(false),
-            file: RwLock::default(),
+            file: ArcSwapOption::empty(),
             digests: RwLock::default(),
         }
     }
@@ -162,9 +164,10 @@ impl Blob {
         if !self.recent.load(Ordering::Relaxed) {
             self.recent.store(true, Ordering::Relaxed);
         }
-        if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
-            return Ok(work(file));
+        // No lock that all readers of the blob would share.
+        if let Some(file) = &*self.file.load() {
+            return Ok(work(&file.0));
         }
-        Ok(work(&shared.files.open(self, shared)?))
+        Ok(work(&shared.files.open(self, shared)?.0))
     }
 }
