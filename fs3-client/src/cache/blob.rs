@@ -102,25 +102,50 @@ impl Blob {
 
     /// Enters the groups of `chunks` if these are all there and believed. Who is given them leaves them.
     pub(crate) fn enter(self: &Arc<Self>, shared: &Shared, chunks: &Range<u32>) -> bool {
-        let mut entered = 0;
+        let mut entered = chunks.start..chunks.start;
         for piece in by_group(chunks.clone()) {
-            let group = self.group(group_of(piece.start));
-            if !group.enter() {
-                break;
+            if !self.enter_group(shared, &piece) {
+                self.leave(&entered);
+                return false;
             }
-            entered += 1;
-            let wanted = bits(&piece);
-            if group.present() & wanted != wanted || (group.suspect() & wanted != 0 && !self.believe(shared, &piece)) {
-                break;
-            }
-            group.touch(shared.epoch());
-            if piece.end == chunks.end {
-                return true;
-            }
+            entered.end = piece.end;
         }
-        let first = group_of(chunks.start);
-        (first..first + entered).for_each(|group| self.group(group).leave());
+        true
+    }
+
+    /// The same for chunks that are in one group.
+    pub(crate) fn enter_group(self: &Arc<Self>, shared: &Shared, piece: &Range<u32>) -> bool {
+        let group = self.group(group_of(piece.start));
+        if !group.enter() {
+            return false;
+        }
+        let wanted = bits(piece);
+        let there = group.present() & wanted == wanted;
+        if there && (group.suspect() & wanted == 0 || self.believe(shared, piece)) {
+            group.touch(shared.epoch());
+            return true;
+        }
+        group.leave();
         false
+    }
+
+    /// Looks at chunks of one group, if they are all there and believed: what to compare after the read.
+    #[inline]
+    pub(crate) fn look(self: &Arc<Self>, shared: &Shared, piece: &Range<u32>) -> Option<u32> {
+        let group = self.group(group_of(piece.start));
+        let seen = group.look()?;
+        let wanted = bits(piece);
+        if group.present() & wanted != wanted {
+            return None;
+        }
+        if group.suspect() & wanted != 0 {
+            if !self.enter_group(shared, piece) {
+                return None;
+            }
+            group.leave();
+        }
+        group.touch(shared.epoch());
+        Some(seen)
     }
 
     /// Leaves the groups of `chunks`.

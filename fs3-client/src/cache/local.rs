@@ -25,19 +25,22 @@ impl Drop for Inside<'_> {
 }
 
 impl Blob {
-    /// Fills `buffer` from the file, if all of it is there. Waits for nothing but the disk. `buffer` lies in the blob.
-    pub(crate) fn read_here(self: &Arc<Self>, shared: &Shared, offset: u64, buffer: &mut [u8]) -> bool {
+    /// Fills `buffer` from the file, if all of it is there: it lies in `chunks`. Waits for nothing but the disk.
+    pub(crate) fn read_here(
+        self: &Arc<Self>,
+        shared: &Shared,
+        chunks: &Range<u32>,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> bool {
         let end = offset + buffer.len() as u64;
         let (mut rest, mut at) = (buffer, offset);
-        for piece in by_group(self.geometry.chunks_of(&(offset..end))) {
-            if !self.enter(shared, &piece) {
-                return false;
-            }
-            let _inside = Inside(self.group(group_of(piece.start)));
+        for piece in by_group(chunks.clone()) {
+            let Some(seen) = self.look(shared, &piece) else { return false };
             let upto = self.geometry.bytes_of(&piece).end.min(end);
             let (now, later) = rest.split_at_mut(usize::try_from(upto - at).unwrap_or(usize::MAX));
             let read = self.with_file(shared, |file| file.read_at(now, at)).flatten();
-            if !self.came(shared, &piece, &read, now.len()) {
+            if !self.came(shared, &piece, seen, &read, now.len()) {
                 return false;
             }
             (rest, at) = (later, upto);
@@ -49,20 +52,21 @@ impl Blob {
     pub(crate) async fn read_here_as_task(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
+        chunks: &Range<u32>,
         offset: u64,
         buffer: &mut [u8],
     ) -> bool {
         let end = offset + buffer.len() as u64;
         let (mut rest, mut at) = (buffer, offset);
-        for piece in by_group(self.geometry.chunks_of(&(offset..end))) {
-            if !self.believe_as_task(shared, &piece).await || !self.enter(shared, &piece) {
+        for piece in by_group(chunks.clone()) {
+            if !self.believe_as_task(shared, &piece).await {
                 return false;
             }
-            let _inside = Inside(self.group(group_of(piece.start)));
+            let Some(seen) = self.look(shared, &piece) else { return false };
             let upto = self.geometry.bytes_of(&piece).end.min(end);
             let (now, later) = rest.split_at_mut(usize::try_from(upto - at).unwrap_or(usize::MAX));
             let read = self.read_as_task(shared, at, now).await;
-            if !self.came(shared, &piece, &read, now.len()) {
+            if !self.came(shared, &piece, seen, &read, now.len()) {
                 return false;
             }
             (rest, at) = (later, upto);
@@ -70,11 +74,21 @@ impl Blob {
         true
     }
 
-    /// Whether all that was to be read was read. Fewer bytes than were written, or none: somebody else was at the file,
-    /// or the disk fails.
-    fn came(self: &Arc<Self>, shared: &Shared, piece: &Range<u32>, read: &io::Result<usize>, wanted: usize) -> bool {
+    /// Whether all that was to be read was read, and counts.
+    fn came(
+        self: &Arc<Self>,
+        shared: &Shared,
+        piece: &Range<u32>,
+        seen: u32,
+        read: &io::Result<usize>,
+        wanted: usize,
+    ) -> bool {
+        if !self.group(group_of(piece.start)).is_same(seen) {
+            return false;
+        }
         let came = matches!(read, Ok(n) if *n == wanted);
         if !came {
+            // Fewer bytes than were written, or none: somebody else was at the file, or the disk fails.
             tracing::warn!("chunks {piece:?} of {} are not in the cache any more: {read:?}", self.key.digest);
             shared.metrics.corrupt_local.add(u64::from(piece.end - piece.start));
             self.drop_chunks(shared, piece.clone());

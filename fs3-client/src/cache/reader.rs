@@ -5,6 +5,7 @@ use super::error::CacheError;
 use super::fetch::{self, Ahead, Purpose};
 use super::geometry::{bit, bits, by_group, group_of};
 use super::inflight::{Flight, Joined};
+use super::metrics::{Shard, shard};
 use super::shared::Shared;
 use crate::{Digest, Medium};
 use futures::future::{Either, select};
@@ -174,22 +175,23 @@ impl CachedBlob {
     /// A read from the file, counted.
     fn hit(&self, range: &Range<u64>, buffer: &mut [u8]) -> bool {
         let (shared, blob) = self.parts();
-        let began = shared.metrics.hits.is_turn().then(Instant::now);
-        let hit = blob.read_here(shared, range.start, buffer);
+        let (chunks, shard) = (blob.geometry.chunks_of(range), shard());
+        let began = shared.metrics.hits.is_turn(shard).then(Instant::now);
+        let hit = blob.read_here(shared, &chunks, range.start, buffer);
         if hit {
-            self.count_hit(range, began);
+            self.count_hit(range, &chunks, shard, began);
         }
         hit
     }
 
-    fn count_hit(&self, range: &Range<u64>, began: Option<Instant>) {
-        let (shared, blob) = self.parts();
-        shared.metrics.hits.add(1);
-        shared.metrics.hit_bytes.add(range.end - range.start);
+    fn count_hit(&self, range: &Range<u64>, chunks: &Range<u32>, shard: Shard, began: Option<Instant>) {
+        let metrics = &self.held.shared.metrics;
+        metrics.hits.add(shard, 1);
+        metrics.hit_bytes.add(shard, range.end - range.start);
         if let Some(began) = began {
-            shared.metrics.hit_seconds.note(began.elapsed());
+            metrics.hit_seconds.note(began.elapsed());
         }
-        self.heed_marks(&blob.geometry.chunks_of(range));
+        self.heed_marks(chunks);
     }
 
     /// Fills `buffer` with the bytes from `offset`: from the cache, or from the store. May be dropped at any time; what
@@ -200,9 +202,11 @@ impl CachedBlob {
     pub async fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), CacheError> {
         let range = self.admit(offset, buffer.len() as u64)?;
         let (shared, blob) = self.parts();
-        let began = shared.metrics.hits.is_turn().then(Instant::now);
-        if blob.read_here_as_task(shared, offset, buffer).await {
-            self.count_hit(&range, began);
+        let (chunks, turn) = (blob.geometry.chunks_of(&range), shared.metrics.hits.is_turn(shard()));
+        let began = turn.then(Instant::now);
+        if blob.read_here_as_task(shared, &chunks, offset, buffer).await {
+            // Another thread's by now, perhaps.
+            self.count_hit(&range, &chunks, shard(), began);
             return Ok(());
         }
         self.miss(range, buffer).await
@@ -297,7 +301,7 @@ impl CachedBlob {
                     into.copy_from_slice(&bytes[skip..skip + into.len()]);
                     return Ok(());
                 }
-            } else if blob.read_here_as_task(shared, offset, into).await {
+            } else if blob.read_here_as_task(shared, &(chunk..chunk + 1), offset, into).await {
                 return Ok(());
             }
             if shared.is_closed() {
@@ -356,9 +360,7 @@ impl CachedBlob {
             blob.leave(&chunks);
             return Ok(None);
         };
-        shared.metrics.hits.add(1);
-        shared.metrics.hit_bytes.add(range.end - range.start);
-        self.heed_marks(&chunks);
+        self.count_hit(&range, &chunks, shard(), None);
         Ok(Some(Located { held: Arc::clone(&self.held), file, chunks, range }))
     }
 

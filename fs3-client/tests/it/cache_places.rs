@@ -97,9 +97,8 @@ fn fill(path: &Path) {
     let mut file = File::create(path).unwrap();
     let mut piece = vec![0xee; 1 << 20];
     while !piece.is_empty() {
-        match file.write(&piece) {
-            Ok(_) => {}
-            Err(_) => piece.truncate(piece.len() / 2),
+        if file.write_all(&piece).is_err() {
+            piece.truncate(piece.len() / 2);
         }
     }
 }

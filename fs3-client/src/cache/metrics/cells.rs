@@ -2,6 +2,7 @@
 
 use super::Kind;
 use crate::metrics::{BUCKETS, Times, bucket};
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -74,25 +75,40 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Sharded([Line; SHARDS]);
 
-fn shard() -> usize {
+/// Which part is a thread's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shard(usize);
+
+/// This thread's part, of all numbers.
+pub(crate) fn shard() -> Shard {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static SHARD: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        // One more, 0 for none yet: so that nothing is left to be set up when it is looked at.
+        static SHARD: Cell<usize> = const { Cell::new(0) };
     }
-    SHARD.with(|shard| *shard)
+    SHARD.with(|shard| {
+        if shard.get() == 0 {
+            shard.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS + 1);
+        }
+        Shard(shard.get() - 1)
+    })
 }
 
 impl Sharded {
     pub(super) const KIND: Kind = Kind::Counter;
     pub(super) const TYPE: &'static str = "counter";
 
-    pub(crate) fn add(&self, n: u64) {
-        self.0[shard()].0.fetch_add(n, Ordering::Relaxed);
+    fn line(&self, shard: Shard) -> &AtomicU64 {
+        &self.0[shard.0 % SHARDS].0
+    }
+
+    pub(crate) fn add(&self, shard: Shard, n: u64) {
+        self.line(shard).fetch_add(n, Ordering::Relaxed);
     }
 
     /// Whether the next of this thread's is one of those to be measured: one in 64.
-    pub(crate) fn is_turn(&self) -> bool {
-        self.0[shard()].0.load(Ordering::Relaxed).is_multiple_of(64)
+    pub(crate) fn is_turn(&self, shard: Shard) -> bool {
+        self.line(shard).load(Ordering::Relaxed).is_multiple_of(64)
     }
 
     pub(crate) fn value(&self) -> u64 {

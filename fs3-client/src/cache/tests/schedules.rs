@@ -5,13 +5,15 @@ mod sync {
     pub(crate) use std::sync::PoisonError;
 
     pub(crate) mod atomic {
-        pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+        pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     }
 }
 
+#[allow(clippy::duplicate_mod, reason = "over other locks and atomics")]
 #[allow(dead_code, reason = "the hot path has more than is raced for here")]
 #[path = "../group.rs"]
 mod group;
+#[allow(clippy::duplicate_mod, reason = "over other locks and atomics")]
 #[allow(dead_code, reason = "the table has more than is raced for here")]
 #[path = "../inflight.rs"]
 mod inflight;
@@ -178,6 +180,12 @@ fn nobody_reads_a_hole() {
                                 assert_eq!(file.load(Ordering::SeqCst), 9, "a hole was read");
                             }
                             group.leave();
+                        }
+                        if let Some(seen) = group.look()
+                            && group.present() & 1 != 0
+                        {
+                            let read = file.load(Ordering::SeqCst);
+                            assert!(!group.is_same(seen) || read == 9, "a hole was read, and counts");
                         }
                     }
                 })
