@@ -1,12 +1,13 @@
-//! Memory: of many open blobs, and of a full cache's bookkeeping. Each is a child's, so that nothing else is in it.
+//! Memory: of many open blobs, and of a full cache's bookkeeping. Each is a child's, which reads its peak from the kernel
+//! (`VmHWM`): what `wait4` says of a child begins with the memory of its parent.
 
 use super::shaped::Shaped;
 use crate::contenders::silent;
-use crate::report::{Better, Metric, progress};
-use crate::sys;
-use anyhow::{Result, bail};
+use crate::report::{self, Better, Metric, progress};
+use anyhow::{Context as _, Result, bail};
 use fs3_client::{CacheConfig, CachedBlob, ChunkCache, Digest};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,6 @@ const GROUPS: u64 = 65_536;
 /// With chunks of this length, of which one in each group is cached: what is in memory is the same.
 const CHUNK: u64 = 4096;
 const GROUPS_OF_BLOB: u64 = 1024;
-const MIB: f64 = 1_048_576.0;
 
 pub(super) fn measure(dir: &Path) -> Result<Vec<Metric>> {
     let mut resident = Vec::new();
@@ -26,13 +26,12 @@ pub(super) fn measure(dir: &Path) -> Result<Vec<Metric>> {
         progress(&format!("memory: {what}"));
         let mut command = silent(&std::env::current_exe()?);
         let place = dir.join(if what == "again" { "terabyte" } else { what });
-        command.args(["__child", "cache", "--what", what, "--dir"]).arg(place);
-        let (status, used) = sys::wait(command.spawn()?)?;
-        if !status.success() {
-            bail!("{command:?}: {status}");
+        command.args(["__child", "cache", "--what", what, "--dir"]).arg(place).stdout(Stdio::piped());
+        let output = command.output()?;
+        if !output.status.success() {
+            bail!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
         }
-        #[expect(clippy::cast_precision_loss, reason = "a few hundred megabytes")]
-        resident.push(used.peak_rss as f64 / MIB);
+        resident.push(String::from_utf8(output.stdout)?.trim().parse::<f64>()? / 1024.0);
     }
     let metric = |name, value, who: &str| Metric::new(name, value, "MiB", Better::Lower).peer(who);
     Ok(vec![
@@ -78,5 +77,8 @@ pub(crate) fn child(what: &str, dir: &Path) -> Result<()> {
     if !cache.sync() {
         bail!("the cache cannot be synced");
     }
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    report::line(peak.context("the kernel does not tell the peak of this process")?);
     Ok(())
 }
