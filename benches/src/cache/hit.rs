@@ -50,17 +50,15 @@ pub(super) fn measure(dir: &Path, rounds: usize) -> Result<Vec<Metric>> {
     both.one_reader(rounds, &mut metrics)?;
     both.many_readers(rounds, &mut metrics)?;
     both.sequential(rounds, &mut metrics)?;
-    both.from_disk(rounds, &mut metrics)?;
+    both.on_disk(rounds, &mut metrics)?;
     Ok(metrics)
 }
 
 /// The one data file.
 fn data_file(dir: &Path) -> Result<PathBuf> {
-    for entry in std::fs::read_dir(dir)? {
-        let path = entry?.path();
-        return if path.is_dir() { data_file(&path) } else { Ok(path) };
-    }
-    None.with_context(|| format!("nothing in {}", dir.display()))
+    let first = std::fs::read_dir(dir)?.next().with_context(|| format!("nothing in {}", dir.display()))?;
+    let path = first?.path();
+    if path.is_dir() { data_file(&path) } else { Ok(path) }
 }
 
 /// What many reads took: a rate, and processor time of each in nanoseconds.
@@ -208,7 +206,7 @@ impl Both {
     }
 
     /// What is not in memory: tasks wait by the ring, the others have a thread each.
-    fn from_disk(&self, rounds: usize, metrics: &mut Vec<Metric>) -> Result<()> {
+    fn on_disk(&self, rounds: usize, metrics: &mut Vec<Metric>) -> Result<()> {
         let (mut plain, mut tasks) = (Vec::new(), Vec::new());
         for round in 0..rounds as u64 {
             progress(&format!("round {} of {rounds}: 4 KiB hits from the disk, {READERS} readers", round + 1));
