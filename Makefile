@@ -25,7 +25,7 @@ help:
 	@echo 'make clean   removes what was built and the demo'"'"'s cache'
 
 setup-build setup-test setup-vm setup-kernels setup-demo setup-bench:
-	@fixtures/setup.sh $(sort build $(if $(filter setup-demo setup-bench,$@),,database) $(@:setup-%=%))
+	@fixtures/setup.sh $(sort build $(if $(filter setup-demo,$@),,database) $(@:setup-%=%))
 
 build: setup-build
 	$(CARGO) build --release --workspace --bins $(FEATURES)

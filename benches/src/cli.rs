@@ -30,6 +30,8 @@ pub(crate) enum Command {
     },
     /// A family of images in one run, against a loop of single runs; and running it again.
     Batch(BatchArgs),
+    /// The chunk cache: hits against plain reads of its file, misses against what the store allows, memory.
+    Cache(CacheArgs),
     /// An image of three layers: our converter against the limit and its peers.
     Convert(ConvertArgs),
     /// Compressed layers: our converter against mkfs.erofs with the same codec, level and cluster.
@@ -73,12 +75,13 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 9] = [
+pub(crate) const BENCHES: [(&str, &str); 10] = [
     (
         "backends",
         "what reads cost by each way to a blob: 3FS' stand-in by rings and by its mount, a disk by threads and io_uring",
     ),
     ("batch", "a family of images in one run against a loop of single runs; and running it again"),
+    ("cache", "the chunk cache: hits against plain reads of its file, misses against what the store allows, memory"),
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
     ("convert", "an image of three layers: our converter against the limit and its peers"),
@@ -117,6 +120,17 @@ pub(crate) struct BatchArgs {
     /// Images at a time in the batch, layers at a time in the loop.
     #[arg(long, default_value_t = 2, value_parser = parse_count)]
     pub(crate) jobs: usize,
+}
+
+/// Options of bench `cache`.
+#[derive(Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Put the caches here: a directory on the kind of disk that a node's cache has.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+    /// How many times everything is measured.
+    #[arg(long, default_value_t = 5, value_parser = parse_count)]
+    pub(crate) rounds: usize,
 }
 
 /// Options of bench `convert`.
@@ -196,6 +210,13 @@ pub(crate) enum Child {
     },
     /// The daemon of a mount of 3FS' stand-in.
     StandIn,
+    /// A chunk cache whose memory is measured.
+    Cache {
+        #[arg(long)]
+        what: String,
+        #[arg(long)]
+        dir: PathBuf,
+    },
     /// The limit of merging.
     MergeLimit {
         #[arg(long)]

@@ -6,6 +6,7 @@
 
 mod backends;
 mod batch;
+mod cache;
 mod chunks;
 mod cli;
 mod compress;
@@ -35,6 +36,7 @@ fn main() -> Result<()> {
         Command::List => BENCHES.iter().for_each(|(name, what)| report::line(&format!("{name:<10} {what}"))),
         Command::Backends { dir, rounds } => backends::run(&dir, rounds)?.print(cli.json)?,
         Command::Batch(args) => batch::run(&args)?.print(cli.json)?,
+        Command::Cache(args) => cache::run(&args)?.print(cli.json)?,
         Command::Compress(args) => compress::run(&args)?.print(cli.json)?,
         Command::Convert(args) => convert::run(&args)?.print(cli.json)?,
         Command::Limit(setting) => limit_stages(&setting)?.print(cli.json)?,
@@ -52,6 +54,7 @@ fn main() -> Result<()> {
             limit::run(&limit::sources(&layout)?, &out, jobs, fsync)?;
         }
         Command::Child { child: Child::StandIn } => backends::serve(),
+        Command::Child { child: Child::Cache { what, dir } } => cache::child(&what, &dir)?,
         Command::Child { child: Child::MergeLimit { out, images } } => merge::limit_child(&images, &out)?,
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The chunk cache of a node: blobs of a slow store, read at the speed of the local disk.
 //!
 //! ```text
-//! read ─► group of chunks: there? ── yes ─► pread of the blob's sparse file
+//! read ─► group of chunks: there? ── yes ─► pread of the blob's sparse file, io_uring for what is not in memory
 //!             │ no
 //!             ▼
 //!         flights: on its way? ── yes ─► wait for it
@@ -24,7 +24,7 @@
 //! bytes from the store, as if there were no cache.
 //!
 //! The modules, from the inside: `geometry` and `format` (bytes and names), `group` (the hot path's words), `inflight`
-//! (single flight), `blob`, `reader`, `fetch`; `ledger`, `keeper` and `evict` (what is durable); `policy` and `readahead`
+//! (single flight), `blob`, `local` and `ring` (hits), `reader`, `fetch`; `ledger`, `keeper` and `evict` (what is durable); `policy` and `readahead`
 //! (what goes and what comes, both pure).
 
 mod blob;
@@ -43,10 +43,12 @@ mod index;
 mod inflight;
 mod keeper;
 mod ledger;
+mod local;
 pub mod metrics;
 mod policy;
 mod readahead;
 mod reader;
+mod ring;
 mod shared;
 mod sync;
 #[cfg(test)]
@@ -62,6 +64,7 @@ pub use reader::{CachedBlob, Located, TryRead};
 use crate::{BlobStore, Digest};
 use disk::Folder;
 use format::BlobKey;
+use ring::Ring;
 use shared::{Parts, Shared};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -117,7 +120,10 @@ impl ChunkCache {
                 (Some(runtime), handle)
             }
         };
-        let parts = Parts { store, disk: Arc::new(disk), index: Arc::new(index), runtime: handle, lock: Some(lock) };
+        let ring = Ring::new()
+            .inspect_err(|error| tracing::info!("no io_uring for the chunk cache, threads wait for its disk: {error}"));
+        let (disk, index): (Arc<Folder>, Arc<_>) = (Arc::new(disk), Arc::new(index));
+        let parts = Parts { store, disk, index, ring: ring.ok(), runtime: handle, lock: Some(lock) };
         let fail =
             |error| CacheError::Directory { dir: config.dir.clone(), what: format!("no thread for it: {error}") };
         let begin = || {

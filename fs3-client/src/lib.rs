@@ -3,8 +3,8 @@
 //! [`digest`] is the one name for content in the workspace. [`store`] is what programs use: a place for blobs, refs and
 //! records, given by a [`location`]. It stands on [`blob_store`], the contract of every place for blobs, with its
 //! backends and decorators; on [`names`], small objects that change; and on [`store_dir`], a directory on a local disk
-//! or a mounted 3FS. [`lease`] says who is writing. With the feature
-//! `cache`, a node reads through a chunk cache on its local disk.
+//! or a mounted 3FS. [`lease`] says who is writing. With the feature `cache`, a node reads through a chunk cache on its
+//! local disk. [`metrics`] is what both count, as Prometheus text.
 
 pub mod blob_store;
 #[cfg(feature = "cache")]
@@ -15,6 +15,7 @@ mod host;
 pub mod lease;
 pub mod location;
 pub mod medium;
+pub mod metrics;
 pub mod names;
 pub mod refname;
 pub mod registry;

@@ -4,9 +4,10 @@
 //! The chunk cache and the writable layers of disks write through this, so that a test can put a disk that forgets in
 //! the file's place: `testing::power_cut`.
 
+use rustix::io::ReadWriteFlags;
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -21,6 +22,15 @@ pub trait Medium: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the system says.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Reads into `buffer` from `offset` what is in memory, without waiting for the disk. Fewer bytes than asked for tell
+    /// nothing of the file's length.
+    ///
+    /// # Errors
+    /// `WouldBlock` and `Unsupported` when the disk has to be waited for; what the system says.
+    fn read_now(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read_at(buffer, offset)
+    }
 
     /// Writes all of `bytes` at `offset`, beyond the end too.
     ///
@@ -70,6 +80,11 @@ impl Medium for File {
             }
         }
         Ok(done)
+    }
+
+    fn read_now(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut buffers = [IoSliceMut::new(buffer)];
+        Ok(rustix::io::preadv2(self, &mut buffers, offset, ReadWriteFlags::NOWAIT)?)
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

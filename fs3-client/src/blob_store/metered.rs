@@ -2,6 +2,7 @@
 
 use super::{BlobError, BlobStore, Body, Listed, Stat};
 use crate::Digest;
+use crate::metrics::Times;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -39,6 +40,8 @@ pub struct Requests {
     pub bytes: u64,
     /// Time they took together.
     pub time: Duration,
+    /// How long each of them took.
+    pub times: Times,
 }
 
 /// A store that counts.
@@ -82,7 +85,9 @@ impl<B> Metered<B> {
         let mut meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
         let requests = which(&mut meter);
         requests.count += 1;
-        requests.time += began.elapsed();
+        let took = began.elapsed();
+        requests.time += took;
+        requests.times.note(took);
         match outcome {
             Ok(_) => requests.bytes += bytes,
             Err(error) => {

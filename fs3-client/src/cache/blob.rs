@@ -2,6 +2,7 @@
 
 use super::digests::ChunkDigests;
 use super::error::CacheError;
+use super::files::Opened;
 use super::format::BlobKey;
 use super::geometry::{Geometry, bit, bits, by_group, group_of};
 use super::group::Group;
@@ -9,6 +10,7 @@ use super::inflight::Flights;
 use super::readahead::Streams;
 use super::shared::Shared;
 use crate::Medium;
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use std::io;
 use std::ops::Range;
@@ -43,17 +45,8 @@ pub(crate) struct Blob {
     pub(crate) sync_failures: AtomicU32,
     /// Its file was used since it was last looked at.
     pub(crate) recent: AtomicBool,
-    pub(crate) file: RwLock<Option<Arc<dyn Medium>>>,
+    pub(crate) file: ArcSwapOption<Opened>,
     digests: RwLock<Option<Arc<dyn ChunkDigests>>>,
-}
-
-/// Being inside a group.
-struct Inside<'g>(&'g Group);
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
 }
 
 impl Blob {
@@ -69,7 +62,7 @@ impl Blob {
             handles: AtomicU32::new(0),
             sync_failures: AtomicU32::new(0),
             recent: AtomicBool::new(false),
-            file: RwLock::default(),
+            file: ArcSwapOption::empty(),
             digests: RwLock::default(),
         }
     }
@@ -109,25 +102,50 @@ impl Blob {
 
     /// Enters the groups of `chunks` if these are all there and believed. Who is given them leaves them.
     pub(crate) fn enter(self: &Arc<Self>, shared: &Shared, chunks: &Range<u32>) -> bool {
-        let mut entered = 0;
+        let mut entered = chunks.start..chunks.start;
         for piece in by_group(chunks.clone()) {
-            let group = self.group(group_of(piece.start));
-            if !group.enter() {
-                break;
+            if !self.enter_group(shared, &piece) {
+                self.leave(&entered);
+                return false;
             }
-            entered += 1;
-            let wanted = bits(&piece);
-            if group.present() & wanted != wanted || (group.suspect() & wanted != 0 && !self.believe(shared, &piece)) {
-                break;
-            }
-            group.touch(shared.epoch());
-            if piece.end == chunks.end {
-                return true;
-            }
+            entered.end = piece.end;
         }
-        let first = group_of(chunks.start);
-        (first..first + entered).for_each(|group| self.group(group).leave());
+        true
+    }
+
+    /// The same for chunks that are in one group.
+    pub(crate) fn enter_group(self: &Arc<Self>, shared: &Shared, piece: &Range<u32>) -> bool {
+        let group = self.group(group_of(piece.start));
+        if !group.enter() {
+            return false;
+        }
+        let wanted = bits(piece);
+        let there = group.present() & wanted == wanted;
+        if there && (group.suspect() & wanted == 0 || self.believe(shared, piece)) {
+            group.touch(shared.epoch());
+            return true;
+        }
+        group.leave();
         false
+    }
+
+    /// Looks at chunks of one group, if they are all there and believed: what to compare after the read.
+    #[inline]
+    pub(crate) fn look(self: &Arc<Self>, shared: &Shared, piece: &Range<u32>) -> Option<u32> {
+        let group = self.group(group_of(piece.start));
+        let seen = group.look()?;
+        let wanted = bits(piece);
+        if group.present() & wanted != wanted {
+            return None;
+        }
+        if group.suspect() & wanted != 0 {
+            if !self.enter_group(shared, piece) {
+                return None;
+            }
+            group.leave();
+        }
+        group.touch(shared.epoch());
+        Some(seen)
     }
 
     /// Leaves the groups of `chunks`.
@@ -135,75 +153,19 @@ impl Blob {
         by_group(chunks.clone()).for_each(|piece| self.group(group_of(piece.start)).leave());
     }
 
-    /// Fills `buffer` from the file, if all of it is there. Nothing is waited for but the disk. `buffer` lies in the
-    /// blob.
-    pub(crate) fn read_here(self: &Arc<Self>, shared: &Shared, offset: u64, buffer: &mut [u8]) -> bool {
-        let end = offset + buffer.len() as u64;
-        let mut rest = buffer;
-        let mut at = offset;
-        for piece in by_group(self.geometry.chunks_of(&(offset..end))) {
-            if !self.enter(shared, &piece) {
-                return false;
-            }
-            let _inside = Inside(self.group(group_of(piece.start)));
-            let upto = self.geometry.bytes_of(&piece).end.min(end);
-            let (now, later) = rest.split_at_mut(usize::try_from(upto - at).unwrap_or(usize::MAX));
-            let read = self.open(shared).and_then(|file| file.read_at(now, at));
-            if !matches!(read, Ok(n) if n == now.len()) {
-                // Fewer bytes than were written, or none: somebody else was at the file, or the disk fails.
-                tracing::warn!("chunks {piece:?} of {} are not in the cache any more: {read:?}", self.key.digest);
-                shared.metrics.corrupt_local.add(u64::from(piece.end - piece.start));
-                self.drop_chunks(shared, piece);
-                return false;
-            }
-            rest = later;
-            at = upto;
-        }
-        true
-    }
-
-    /// Compares the CRCs of the suspects among `chunks`, which are in one group that the caller is inside. Those that do
-    /// not match are dropped.
-    fn believe(self: &Arc<Self>, shared: &Shared, chunks: &Range<u32>) -> bool {
-        let group = group_of(chunks.start);
-        let record = match shared.index.get(&self.key.group(group)) {
-            Ok(record) => record.unwrap_or_default(),
-            Err(error) => {
-                shared.metrics.index_errors.add(1);
-                tracing::warn!("the cache's index fails: {error}");
-                return false;
-            }
-        };
-        let mut all = true;
-        for chunk in chunks.clone().filter(|chunk| self.group(group).suspect() & bit(*chunk) != 0) {
-            let range = self.geometry.bytes(chunk);
-            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-            let read = self.open(shared).and_then(|file| file.read_at(&mut bytes, range.start));
-            let slot = chunk % super::geometry::GROUP;
-            let right = matches!(read, Ok(n) if n == bytes.len()) && record.crc(slot) == Some(crc32c::crc32c(&bytes));
-            if right {
-                self.group(group).believed(bit(chunk));
-            } else {
-                tracing::warn!("chunk {chunk} of {} was damaged while the cache was down", self.key.digest);
-                shared.metrics.corrupt_local.add(1);
-                self.drop_chunks(shared, chunk..chunk + 1);
-                all = false;
-            }
-        }
-        all
-    }
-
     /// Takes chunks for wrong: they are not read any more. The index learns of it with the next flush.
     pub(crate) fn drop_chunks(self: &Arc<Self>, shared: &Shared, chunks: Range<u32>) -> u32 {
         let mut count = 0;
         for piece in by_group(chunks) {
             let group = group_of(piece.start);
+            // Under one lock, as they are added.
+            let mut ledger = shared.ledger();
             let gone = self.group(group).drop_bits(bits(&piece));
             if gone != 0 {
                 count += gone.count_ones();
+                let late = ledger.drop_chunks(self, piece.filter(|chunk| gone & bit(*chunk) != 0));
+                drop(ledger);
                 shared.less(self.geometry.weight(group, gone));
-                let dropped = piece.filter(|chunk| gone & bit(*chunk) != 0);
-                let late = shared.ledger().drop_chunks(self, dropped);
                 if late {
                     // The index will not learn of it: nothing of it is believed unseen at the next start.
                     let _ = shared.index.take_clean().inspect_err(|error| shared.index_failed(error));
@@ -215,12 +177,22 @@ impl Blob {
 
     /// The file, which is opened if it is not open.
     pub(crate) fn open(self: &Arc<Self>, shared: &Shared) -> io::Result<Arc<dyn Medium>> {
+        self.with_file(shared, Arc::clone)
+    }
+
+    /// Does something with the file, which is opened if it is not open, and is not closed meanwhile.
+    pub(crate) fn with_file<T>(
+        self: &Arc<Self>,
+        shared: &Shared,
+        work: impl FnOnce(&Arc<dyn Medium>) -> T,
+    ) -> io::Result<T> {
         if !self.recent.load(Ordering::Relaxed) {
             self.recent.store(true, Ordering::Relaxed);
         }
-        if let Some(file) = &*self.file.read().unwrap_or_else(PoisonError::into_inner) {
-            return Ok(Arc::clone(file));
+        // No lock that all readers of the blob would share.
+        if let Some(file) = &*self.file.load() {
+            return Ok(work(&file.0));
         }
-        shared.files.open(self, shared)
+        Ok(work(&shared.files.open(self, shared)?.0))
     }
 }

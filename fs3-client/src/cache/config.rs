@@ -59,7 +59,7 @@ pub struct CacheConfig {
     pub flush_bytes: u64,
     /// Data files that are open at once. Each is one file descriptor.
     pub open_files: usize,
-    /// Where fetches run; without it the cache has threads of its own.
+    /// Where fetches run, a runtime whose clock is enabled; without it the cache has threads of its own.
     pub runtime: Option<tokio::runtime::Handle>,
 }
 

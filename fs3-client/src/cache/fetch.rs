@@ -309,67 +309,82 @@ fn keep(shared: &Shared, blob: &Arc<Blob>, answer: &Answer) {
         let at = |byte: u64| usize::try_from(byte - start).unwrap_or(usize::MAX);
         let bytes = &answer.bytes[at(range.start)..at(range.end)];
         let group = blob.group(group_of(piece.start));
-        let kept = has_room(shared, bytes.len() as u64) && group.enter() && {
-            let kept = keep_in_group(shared, blob, &piece, bytes, answer.checked);
-            group.leave();
-            kept
-        };
-        if !kept {
+        let room = bytes.len() as u64;
+        let mut kept = 0;
+        if has_room(shared, room) {
+            if group.enter() {
+                kept = keep_in_group(shared, blob, &piece, bytes, answer.checked);
+                group.leave();
+            }
+            let new = blob.geometry.weight(group_of(piece.start), kept);
+            shared.less(room - new);
+        }
+        if kept == 0 && !has_all(blob, &piece) {
             shared.metrics.passed_through.add(u64::from(piece.end - piece.start));
         }
     }
 }
 
-/// The caller is inside the group.
-fn keep_in_group(shared: &Shared, blob: &Arc<Blob>, piece: &Range<u32>, bytes: &[u8], checked: bool) -> bool {
+fn has_all(blob: &Blob, piece: &Range<u32>) -> bool {
+    let wanted = bits(piece);
+    blob.group(group_of(piece.start)).present() & wanted == wanted
+}
+
+/// The caller is inside the group. Gives the chunks that are there now and were not before.
+fn keep_in_group(shared: &Shared, blob: &Arc<Blob>, piece: &Range<u32>, bytes: &[u8], checked: bool) -> u64 {
     let generation = blob.sync_failures.load(Ordering::Acquire);
     let range = blob.geometry.bytes_of(piece);
     let file = match blob.open(shared) {
         Ok(file) => file,
-        Err(error) => return failed(shared, &error),
+        Err(error) => {
+            failed(shared, &error);
+            return 0;
+        }
     };
     if let Err(error) = file.write_all_at(bytes, range.start) {
-        return failed(shared, &error);
+        // Where others of these bytes were there already, nobody knows what is there now.
+        blob.drop_chunks(shared, piece.clone());
+        failed(shared, &error);
+        return 0;
     }
     let chunk_len = usize::try_from(blob.geometry.chunk).unwrap_or(usize::MAX);
     let fresh: Vec<(u32, Fresh)> =
         piece.clone().zip(bytes.chunks(chunk_len).map(|chunk| (crc32c::crc32c(chunk), checked))).collect();
-    let group = group_of(piece.start);
-    let new = blob.group(group).filled(bits(piece), checked);
-    shared.more(blob.geometry.weight(group, new), bytes.len() as u64);
-    let noted = shared.ledger().add(blob, &file, generation, &fresh);
+    let new = {
+        // Under one lock, as they are dropped: what is to be read is what is to be made durable.
+        let mut ledger = shared.ledger();
+        if !ledger.add(blob, &file, generation, &fresh) {
+            drop(ledger);
+            blob.drop_chunks(shared, piece.clone());
+            return 0;
+        }
+        blob.group(group_of(piece.start)).filled(bits(piece), checked)
+    };
+    shared.wrote(bytes.len() as u64);
     // A table of digests may have come meanwhile, and its owner wants nothing that it has not vouched for.
-    if !noted || (!checked && blob.digests().is_some()) {
+    if !checked && blob.digests().is_some() {
         blob.drop_chunks(shared, piece.clone());
-        return false;
     }
-    true
+    new
 }
 
-/// Whether `bytes` more may be written.
+/// Whether `bytes` more may be written, which are then taken from the capacity.
 fn has_room(shared: &Shared, bytes: u64) -> bool {
     if shared.is_closed() || shared.full_until.load(Ordering::Relaxed) > shared.millis() {
         return false;
     }
-    if shared.used() + bytes > shared.config.capacity {
-        shared.ring();
-        return false;
+    let room = shared.disk.room();
+    if room.is_ok_and(|room| room.free >= bytes.saturating_add(shared.config.keep_free)) && shared.reserve(bytes) {
+        return true;
     }
-    match shared.disk.room() {
-        Ok(room) if room.free >= bytes.saturating_add(shared.config.keep_free) => true,
-        Ok(_) => {
-            shared.ring();
-            false
-        }
-        Err(_) => false,
-    }
+    shared.ring();
+    false
 }
 
-fn failed(shared: &Shared, error: &io::Error) -> bool {
+fn failed(shared: &Shared, error: &io::Error) {
     shared.metrics.write_errors.add(1);
     tracing::warn!("the chunk cache in {} cannot be written: {error}", shared.dir.display());
     let pause = u64::try_from(FULL_PAUSE.as_millis()).unwrap_or(0);
     shared.full_until.store(shared.millis() + pause, Ordering::Relaxed);
     shared.ring();
-    false
 }

@@ -11,8 +11,11 @@
 //!
 //! ```text
 //! "clean"                                    there only after a proper end
-//! "g" digest 32, size u64, group u32         present u64, unchecked u64, CRC32C u32 for each bit of present
+//! "g" digest 32, size u64, group u32         present u64, unchecked u64, suspect u64, CRC32C u32 for each bit of present
 //! ```
+//!
+//! `suspect` is written at a proper end, and counts only after one: what a crash before that one had left in doubt, and
+//! nobody has read since.
 //!
 //! A blob's length is part of its name in both: a descriptor with a wrong length is another blob, whose chunks never mix
 //! with those of the right one. 64 chunks share a record, so a terabyte of chunks is 65,536 records.
@@ -100,6 +103,8 @@ pub(crate) struct Record {
     pub(crate) present: u64,
     /// Of those, the ones that no table of digests has vouched for.
     pub(crate) unchecked: u64,
+    /// Of those, the ones that were to be believed only after their CRC matched when the cache ended properly.
+    pub(crate) suspect: u64,
     /// CRC32C of each, in their order.
     crcs: Vec<u32>,
 }
@@ -124,6 +129,7 @@ impl Record {
         } else {
             self.crcs[rank] = crc;
         }
+        self.suspect &= !bit;
         if checked { self.unchecked &= !bit } else { self.unchecked |= bit }
     }
 
@@ -134,13 +140,15 @@ impl Record {
             self.crcs.remove(self.rank(slot));
             self.present &= !bit;
             self.unchecked &= !bit;
+            self.suspect &= !bit;
         }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut value = Vec::with_capacity(16 + 4 * self.crcs.len());
+        let mut value = Vec::with_capacity(24 + 4 * self.crcs.len());
         value.extend(self.present.to_le_bytes());
         value.extend(self.unchecked.to_le_bytes());
+        value.extend(self.suspect.to_le_bytes());
         self.crcs.iter().for_each(|crc| value.extend(crc.to_le_bytes()));
         value
     }
@@ -148,12 +156,13 @@ impl Record {
     pub(crate) fn decode(value: &[u8]) -> Option<Self> {
         let (present, rest) = value.split_first_chunk::<8>()?;
         let (unchecked, rest) = rest.split_first_chunk::<8>()?;
-        let (present, unchecked) = (u64::from_le_bytes(*present), u64::from_le_bytes(*unchecked));
+        let (suspect, rest) = rest.split_first_chunk::<8>()?;
+        let [present, unchecked, suspect] = [present, unchecked, suspect].map(|word| u64::from_le_bytes(*word));
         let (crcs, tail) = rest.as_chunks::<4>();
-        if !tail.is_empty() || crcs.len() != present.count_ones() as usize || unchecked & !present != 0 {
+        if !tail.is_empty() || crcs.len() != present.count_ones() as usize || (unchecked | suspect) & !present != 0 {
             return None;
         }
-        Some(Self { present, unchecked, crcs: crcs.iter().map(|crc| u32::from_le_bytes(*crc)).collect() })
+        Some(Self { present, unchecked, suspect, crcs: crcs.iter().map(|crc| u32::from_le_bytes(*crc)).collect() })
     }
 }
 
@@ -172,7 +181,11 @@ mod tests {
         let mut record = Record::default();
         record.insert(63, 0xdead_beef, false);
         record.insert(1, 7, true);
-        assert_eq!(hex::encode(record.encode()), "0200000000000080000000000000008007000000efbeadde", "{message}");
+        assert_eq!(
+            hex::encode(record.encode()),
+            "020000000000008000000000000000800000000000000000".to_owned() + "07000000efbeadde",
+            "{message}"
+        );
         let (directory, name) = blob.file();
         assert_eq!((directory.as_str(), name), ("ab", format!("{}-258", "ab".repeat(32))), "{message}");
         let identity = serde_json::to_string(&Identity { format: FORMAT, chunk: 262_144 }).unwrap();

@@ -1,20 +1,26 @@
 //! What the hot path looks at: which chunks of a group are there, and whether somebody is at its bytes.
 //!
-//! Readers and fillers *enter* a group for as long as they touch its part of the file, and eviction *locks* it, which
-//! succeeds only when nobody is inside. Who comes while it is locked is turned away at once, to the store: nobody ever
-//! waits for an eviction, and no eviction punches a hole under a read or a fill.
+//! Fillers, and readers by rings of their own, *enter* a group for as long as they touch its part of the file, and
+//! eviction *locks* it, which succeeds only when nobody is inside. Who comes while it is locked is turned away at once, to
+//! the store: nobody ever waits for an eviction, and no eviction punches a hole under a fill.
+//!
+//! Other readers only *look*: they write nothing, so that any number of cores may read the same group. They look again
+//! after the read, and when the group was locked meanwhile, what they read counts for nothing.
 
-use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 const LOCKED: u32 = 1 << 31;
 /// How often a group was touched is counted up to this.
 const MOST_HEAT: u32 = 3;
 
-/// The state of 64 chunks, 40 bytes.
+/// The state of 64 chunks: a cache line of its own, since readers of neighbours are on other cores.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct Group {
     /// How many are inside, and whether it is locked.
     state: AtomicU32,
+    /// How often it was locked.
+    evictions: AtomicU32,
     /// Times that it was touched, in the lowest two bits, and the epoch of the last of them above.
     heat: AtomicU32,
     /// Who wants it to stay.
@@ -47,7 +53,29 @@ impl Group {
     /// Locks it, if nobody is inside.
     #[must_use]
     pub(crate) fn lock(&self) -> bool {
-        self.state.compare_exchange(0, LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let locked = self.state.compare_exchange(0, LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if locked {
+            self.evictions.fetch_add(1, Ordering::AcqRel);
+        }
+        locked
+    }
+
+    /// Begins to look, unless it is locked. What is read counts if it is [`the same`](Self::is_same) afterwards.
+    ///
+    /// Who gets a number from before a lock finds another one after it. Who gets the number of a lock sees the lock, or
+    /// that it is over, and then what was emptied under it.
+    #[must_use]
+    pub(crate) fn look(&self) -> Option<u32> {
+        let seen = self.evictions.load(Ordering::Acquire);
+        (self.state.load(Ordering::Acquire) & LOCKED == 0).then_some(seen)
+    }
+
+    /// Whether it was not locked since the look that gave `seen`.
+    #[must_use]
+    pub(crate) fn is_same(&self, seen: u32) -> bool {
+        // The read comes before.
+        fence(Ordering::Acquire);
+        self.evictions.load(Ordering::Acquire) == seen
     }
 
     pub(crate) fn unlock(&self) {
@@ -67,9 +95,9 @@ impl Group {
     }
 
     /// As the index has it, before anybody reads.
-    pub(crate) fn recall(&self, present: u64, unchecked: u64, suspect: bool) {
+    pub(crate) fn recall(&self, present: u64, unchecked: u64, suspect: u64) {
         self.unchecked.store(unchecked & present, Ordering::Release);
-        self.suspect.store(if suspect { present } else { 0 }, Ordering::Release);
+        self.suspect.store(suspect & present, Ordering::Release);
         self.present.store(present, Ordering::Release);
     }
 
@@ -151,22 +179,5 @@ impl Group {
 
     pub(crate) fn is_pinned(&self) -> bool {
         self.pins.load(Ordering::Relaxed) > 0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_of_small_reads_is_one_touch() {
-        let group = Group::default();
-        group.cold(7);
-        (0..100).for_each(|_| group.touch(7));
-        assert_eq!(group.heat(), 0);
-        (8..20).for_each(|epoch| group.touch(epoch));
-        assert_eq!(group.heat(), 3);
-        group.cool();
-        assert_eq!(group.heat(), 2);
     }
 }

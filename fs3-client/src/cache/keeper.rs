@@ -1,6 +1,7 @@
 //! Makes durable what was fetched. The order is the whole of it: bytes, sync, then the index.
 //!
-//! One thread at a time changes the index or evicts ([`Shared::keep`]): so nothing that is being made durable is evicted at the same time.
+//! One thread at a time changes the index or evicts ([`Shared::keep`]): so nothing that is being made durable is evicted
+//! at the same time.
 
 use super::blob::Blob;
 use super::format::Record;
@@ -109,10 +110,31 @@ impl Shared {
         self.keep(Self::end_keeping)
     }
 
+    /// What nobody has read since a crash is still in doubt at the next start. Whether the index knows.
+    fn record_doubts(&self) -> bool {
+        if !self.doubts {
+            return true;
+        }
+        let registry = self.registry();
+        let mut changes = Vec::new();
+        let outcome = self.index.scan(&mut |key, mut record| {
+            let group = registry.by_key.get(&key.blob).and_then(|blob| blob.groups.get(key.group as usize));
+            let suspect = group.map_or(0, super::group::Group::suspect) & record.present;
+            if suspect != record.suspect {
+                record.suspect = suspect;
+                changes.push((key, Some(record)));
+            }
+        });
+        let outcome = outcome.and_then(|()| self.index.apply(&changes, false));
+        outcome.inspect_err(|error| self.index_failed(error)).is_ok()
+    }
+
     fn end_keeping(&self) -> bool {
         self.ledger().close();
         let flushed = self.flush() && self.ledger().is_empty();
-        let ended = flushed && self.index.set_clean().inspect_err(|error| self.index_failed(error)).is_ok();
+        let ended = flushed
+            && self.record_doubts()
+            && self.index.set_clean().inspect_err(|error| self.index_failed(error)).is_ok();
         if ended && !self.ledger().is_empty() {
             // A reader dropped something meanwhile.
             let _ = self.index.take_clean().inspect_err(|error| self.index_failed(error));

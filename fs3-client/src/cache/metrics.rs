@@ -3,6 +3,7 @@
 mod cells;
 
 use cells::{Counter, Gauge, Histogram, Sharded};
+pub(crate) use cells::{Shard, shard};
 use std::fmt::Write as _;
 
 /// What kind of number it is.
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn the_text_is_what_prometheus_reads() {
         let metrics = Metrics::default();
-        metrics.hits.add(2);
+        metrics.hits.add(shard(), 2);
         metrics.in_flight.add(3);
         metrics.in_flight.sub(1);
         metrics.miss_seconds.note(Duration::from_micros(1500));

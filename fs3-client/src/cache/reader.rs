@@ -5,8 +5,10 @@ use super::error::CacheError;
 use super::fetch::{self, Ahead, Purpose};
 use super::geometry::{bit, bits, by_group, group_of};
 use super::inflight::{Flight, Joined};
+use super::metrics::{Shard, shard};
 use super::shared::Shared;
 use crate::{Digest, Medium};
+use futures::future::{Either, select};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -17,7 +19,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Instant;
 
-/// Requests' worth of bytes that one read waits for at a time.
+/// Requests' worth of bytes that one read has on their way at a time.
 const WINDOW: u32 = 4;
 
 /// What a read came to that may not wait.
@@ -64,6 +66,11 @@ impl Located {
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.descriptor()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn medium(&self) -> &dyn Medium {
+        &*self.file
     }
 
     /// Where in the file the first byte is.
@@ -120,6 +127,12 @@ impl CachedBlob {
         self.held.blob.present_bytes()
     }
 
+    /// Whether something of it is on its way.
+    #[cfg(test)]
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.held.blob.flights.len() > 0
+    }
+
     /// Drops what no table of digests has vouched for: there is one now.
     pub(crate) fn drop_unchecked(&self) {
         let (shared, blob) = self.parts();
@@ -151,8 +164,8 @@ impl CachedBlob {
     /// # Errors
     /// [`CacheError::OutOfRange`], [`CacheError::Closed`].
     pub fn try_read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<TryRead, CacheError> {
-        self.admit(offset, buffer.len() as u64)?;
-        if self.hit(offset, buffer) {
+        let range = self.admit(offset, buffer.len() as u64)?;
+        if self.hit(&range, buffer) {
             return Ok(TryRead::Done);
         }
         self.held.shared.metrics.would_wait.add(1);
@@ -160,19 +173,25 @@ impl CachedBlob {
     }
 
     /// A read from the file, counted.
-    fn hit(&self, offset: u64, buffer: &mut [u8]) -> bool {
+    fn hit(&self, range: &Range<u64>, buffer: &mut [u8]) -> bool {
         let (shared, blob) = self.parts();
-        let began = shared.metrics.hits.is_turn().then(Instant::now);
-        if !blob.read_here(shared, offset, buffer) {
-            return false;
+        let (chunks, shard) = (blob.geometry.chunks_of(range), shard());
+        let began = shared.metrics.hits.is_turn(shard).then(Instant::now);
+        let hit = blob.read_here(shared, &chunks, range.start, buffer);
+        if hit {
+            self.count_hit(range, &chunks, shard, began);
         }
-        shared.metrics.hits.add(1);
-        shared.metrics.hit_bytes.add(buffer.len() as u64);
+        hit
+    }
+
+    fn count_hit(&self, range: &Range<u64>, chunks: &Range<u32>, shard: Shard, began: Option<Instant>) {
+        let metrics = &self.held.shared.metrics;
+        metrics.hits.add(shard, 1);
+        metrics.hit_bytes.add(shard, range.end - range.start);
         if let Some(began) = began {
-            shared.metrics.hit_seconds.note(began.elapsed());
+            metrics.hit_seconds.note(began.elapsed());
         }
-        self.heed_marks(&blob.geometry.chunks_of(&(offset..offset + buffer.len() as u64)));
-        true
+        self.heed_marks(chunks);
     }
 
     /// Fills `buffer` with the bytes from `offset`: from the cache, or from the store. May be dropped at any time; what
@@ -182,19 +201,15 @@ impl CachedBlob {
     /// [`CacheError`]: nothing is known then of what `buffer` holds.
     pub async fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), CacheError> {
         let range = self.admit(offset, buffer.len() as u64)?;
-        if self.hit(offset, buffer) {
+        let (shared, blob) = self.parts();
+        let (chunks, turn) = (blob.geometry.chunks_of(&range), shared.metrics.hits.is_turn(shard()));
+        let began = turn.then(Instant::now);
+        if blob.read_here_as_task(shared, &chunks, offset, buffer).await {
+            // Another thread's by now, perhaps.
+            self.count_hit(&range, &chunks, shard(), began);
             return Ok(());
         }
-        let began = Instant::now();
-        let metrics = &self.held.shared.metrics;
-        metrics.misses.add(1);
-        metrics.miss_bytes.add(range.end - range.start);
-        let outcome = self.read_missing(range, buffer).await;
-        metrics.miss_seconds.note(began.elapsed());
-        if outcome.is_err() {
-            metrics.read_errors.add(1);
-        }
-        outcome
+        self.miss(range, buffer).await
     }
 
     /// [`read_at`](Self::read_at) for threads that belong to no runtime: blocks.
@@ -202,28 +217,56 @@ impl CachedBlob {
     /// # Errors
     /// [`CacheError`].
     pub fn read_at_blocking(&self, offset: u64, buffer: &mut [u8]) -> Result<(), CacheError> {
-        block_on(self.read_at(offset, buffer))
+        let range = self.admit(offset, buffer.len() as u64)?;
+        if self.hit(&range, buffer) {
+            return Ok(());
+        }
+        block_on(self.miss(range, buffer))
+    }
+
+    /// A read that needs the store, within the deadline, counted.
+    async fn miss(&self, range: Range<u64>, buffer: &mut [u8]) -> Result<(), CacheError> {
+        let (shared, blob) = self.parts();
+        let (began, metrics) = (Instant::now(), &shared.metrics);
+        metrics.misses.add(1);
+        metrics.miss_bytes.add(range.end - range.start);
+        // A task of the cache's, since only its runtime is known to have a clock.
+        let after = shared.config.deadline;
+        let mut deadline = Timer(shared.runtime.spawn(async move { tokio::time::sleep(after).await }));
+        let outcome = match select(pin!(self.read_missing(range, buffer)), &mut deadline.0).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right((Ok(()), _)) => Err(CacheError::TimedOut { digest: blob.key.digest, after }),
+            Either::Right((Err(_), _)) => Err(shared.closed_error()),
+        };
+        metrics.miss_seconds.note(began.elapsed());
+        if outcome.is_err() {
+            metrics.read_errors.add(1);
+        }
+        outcome
     }
 
     async fn read_missing(&self, range: Range<u64>, buffer: &mut [u8]) -> Result<(), CacheError> {
         let (shared, blob) = self.parts();
         let chunks = blob.geometry.chunks_of(&range);
-        let window = WINDOW.saturating_mul(shared.config.most_chunks());
-        let mut start = chunks.start;
-        while start < chunks.end {
-            let span = start..chunks.end.min(start.saturating_add(window));
-            start = span.end;
-            let mut flights: BTreeMap<_, _> = self.join(span.clone(), false).flights.into_iter().collect();
-            if start == chunks.end {
-                self.read_ahead(&chunks);
+        let most = shared.config.most_chunks();
+        let mut flights = BTreeMap::new();
+        let mut joined = chunks.start;
+        for chunk in chunks.clone() {
+            // Whole requests, some of them beyond the one that is waited for.
+            let upto = chunk.saturating_add(WINDOW.saturating_mul(most)) / most * most;
+            if joined < upto.min(chunks.end) {
+                let span = joined..upto.min(chunks.end);
+                joined = span.end;
+                flights.extend(self.join(span, false).flights);
+                if joined == chunks.end {
+                    self.read_ahead(&chunks);
+                }
             }
-            for chunk in span {
-                let part = blob.geometry.bytes(chunk);
-                let part = part.start.max(range.start)..part.end.min(range.end);
-                let at = |byte: u64| usize::try_from(byte - range.start).unwrap_or(usize::MAX);
-                let into = &mut buffer[at(part.start)..at(part.end)];
-                self.read_chunk(chunk, part.start, into, flights.remove(&chunk)).await?;
-            }
+            let part = blob.geometry.bytes(chunk);
+            let part = part.start.max(range.start)..part.end.min(range.end);
+            let at = |byte: u64| usize::try_from(byte - range.start).unwrap_or(usize::MAX);
+            let into = &mut buffer[at(part.start)..at(part.end)];
+            self.read_chunk(chunk, part.start, into, flights.remove(&chunk)).await?;
         }
         Ok(())
     }
@@ -258,7 +301,7 @@ impl CachedBlob {
                     into.copy_from_slice(&bytes[skip..skip + into.len()]);
                     return Ok(());
                 }
-            } else if blob.read_here(shared, offset, into) {
+            } else if blob.read_here_as_task(shared, &(chunk..chunk + 1), offset, into).await {
                 return Ok(());
             }
             if shared.is_closed() {
@@ -317,9 +360,7 @@ impl CachedBlob {
             blob.leave(&chunks);
             return Ok(None);
         };
-        shared.metrics.hits.add(1);
-        shared.metrics.hit_bytes.add(range.end - range.start);
-        self.heed_marks(&chunks);
+        self.count_hit(&range, &chunks, shard(), None);
         Ok(Some(Located { held: Arc::clone(&self.held), file, chunks, range }))
     }
 
@@ -395,6 +436,15 @@ impl CachedBlob {
     fn groups(&self, range: Range<u64>) -> Result<impl Iterator<Item = u32> + use<>, CacheError> {
         let range = self.admit(range.start, range.end.saturating_sub(range.start))?;
         Ok(by_group(self.held.blob.geometry.chunks_of(&range)).map(|piece| group_of(piece.start)))
+    }
+}
+
+/// A task that is over at a certain time, or when nobody waits for it.
+struct Timer(tokio::task::JoinHandle<()>);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

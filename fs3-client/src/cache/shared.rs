@@ -11,6 +11,7 @@ use super::index::Index;
 use super::ledger::Ledger;
 use super::metrics::Metrics;
 use super::policy::Policy;
+use super::ring::Ring;
 use crate::BlobStore;
 use crate::blob_store::deadline::Deadline;
 use std::collections::HashMap;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) index: Arc<dyn Index>,
     pub(crate) files: OpenFiles,
+    /// By which tasks wait for the disk; `None` where the kernel gives none.
+    pub(crate) ring: Option<Ring>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) demand: tokio::sync::Semaphore,
     pub(crate) background: tokio::sync::Semaphore,
@@ -48,6 +51,8 @@ pub(crate) struct Shared {
     /// Until when nothing is written, since the disk is full: milliseconds since `began`.
     pub(crate) full_until: AtomicU64,
     pub(crate) began: Instant,
+    /// Whether there was something to be believed only after its CRC matched.
+    pub(crate) doubts: bool,
     registry: RwLock<Registry>,
     ledger: Mutex<Ledger>,
     epoch: AtomicU32,
@@ -87,6 +92,7 @@ pub(crate) struct Parts {
     pub(crate) store: Arc<dyn BlobStore>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) index: Arc<dyn Index>,
+    pub(crate) ring: Option<Ring>,
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) lock: Option<File>,
 }
@@ -100,7 +106,7 @@ impl Shared {
         let suspect = !clean || config.verify == super::config::Verify::AfterStart;
         let mut registry = Registry::default();
         let mut policy = Policy::default();
-        let (mut used, mut foreign) = (0, Vec::new());
+        let (mut used, mut foreign, mut doubts) = (0, Vec::new(), false);
         let recall = &mut |key: super::format::GroupKey, record: super::format::Record| {
             let most = u64::from(MOST_CHUNKS) * config.chunk;
             let geometry = geometry::Geometry { chunk: config.chunk, size: key.blob.size };
@@ -110,7 +116,9 @@ impl Shared {
             }
             let blob = registry.known(key.blob, config.chunk);
             let present = record.present & bits(&geometry.chunks_in(key.group));
-            blob.group(key.group).recall(present, record.unchecked, suspect);
+            let doubted = if suspect { present } else { record.suspect };
+            doubts |= doubted != 0;
+            blob.group(key.group).recall(present, record.unchecked, doubted);
             used += geometry.weight(key.group, present);
             policy.recall((blob.id, key.group));
         };
@@ -128,6 +136,7 @@ impl Shared {
             disk: parts.disk,
             index: parts.index,
             files: OpenFiles::default(),
+            ring: parts.ring,
             metrics: Arc::default(),
             breaker: Breaker::default(),
             runtime: parts.runtime,
@@ -136,6 +145,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             full_until: AtomicU64::new(0),
             began: Instant::now(),
+            doubts,
             registry: RwLock::new(registry),
             ledger: Mutex::default(),
             epoch: AtomicU32::new(1),
@@ -195,9 +205,14 @@ impl Shared {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// There are `bytes` more, of `written` that are to be made durable.
-    pub(crate) fn more(&self, bytes: u64, written: u64) {
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+    /// Takes `bytes` of the capacity, if there are as many.
+    pub(crate) fn reserve(&self, bytes: u64) -> bool {
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.config.capacity);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// `written` bytes more are to be made durable.
+    pub(crate) fn wrote(&self, written: u64) {
         let filled = self.filled.fetch_add(written, Ordering::Relaxed) + written;
         let epoch = filled / (self.config.capacity / EPOCHS).max(self.config.chunk) + 1;
         self.epoch.store(u32::try_from(epoch % (1 << 30)).unwrap_or(0), Ordering::Relaxed);

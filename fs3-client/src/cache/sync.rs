@@ -4,5 +4,5 @@
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }

@@ -3,4 +3,6 @@
 mod backend;
 mod basics;
 mod cases;
+mod model;
+mod schedules;
 mod support;

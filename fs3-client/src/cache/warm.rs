@@ -96,6 +96,20 @@ impl ChunkCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_list_or_its_line_is_named(text in "(sha256:[0-9a-f]{60,64}|[0-9 #\n-]|\\PC){0,40}") {
+            match parse(&text) {
+                Ok(entries) => for entry in entries {
+                    prop_assert!(entry.ranges.iter().all(|range| range.start <= range.end && range.end <= entry.size));
+                },
+                Err(CacheError::WarmList { line, .. }) => prop_assert!(line >= 1 && line <= text.lines().count()),
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
 
     #[test]
     fn a_list_is_read_or_its_line_named() {

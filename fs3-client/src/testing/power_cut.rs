@@ -27,6 +27,10 @@ struct State {
     cut: Option<u64>,
     /// Bytes that all files may have together.
     room: Option<u64>,
+    /// The next sync fails, and loses what this seed chooses.
+    failing_sync: Option<u64>,
+    /// As many of the next reads fail.
+    failing_reads: u64,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -97,6 +101,17 @@ impl Disk {
         state.cut.is_none_or(|cut| state.operations < cut)
     }
 
+    /// Lets the next sync fail. What that file had not synced is then lost as by a power cut, as `seed` chooses, though
+    /// the power is not out: those who wrote it read something else.
+    pub fn fail_next_sync(&self, seed: u64) {
+        self.state().failing_sync = Some(seed);
+    }
+
+    /// Lets the next `count` reads fail with EIO.
+    pub fn fail_reads(&self, count: u64) {
+        self.state().failing_reads = count;
+    }
+
     /// Files that there are.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
@@ -120,22 +135,7 @@ impl Disk {
         let mut random = Random(seed);
         let mut files = BTreeMap::new();
         for (name, contents) in &self.state().files {
-            let mut durable = contents.durable.clone();
-            for change in &contents.pending {
-                match change {
-                    Change::Write { offset, bytes } => {
-                        for piece in sectors(*offset, bytes.len()) {
-                            if kept(seed, &mut random) {
-                                let start = in_memory(*offset + piece.start as u64);
-                                put(&mut durable, start, &bytes[piece]);
-                            }
-                        }
-                    }
-                    Change::Punch(range) if kept(seed, &mut random) => zero(&mut durable, range),
-                    Change::Length(len) if kept(seed, &mut random) => durable.resize(in_memory(*len), 0),
-                    Change::Punch(_) | Change::Length(_) => {}
-                }
-            }
+            let durable = contents.after(seed, &mut random);
             files.insert(name.clone(), Contents { seen: durable.clone(), durable, pending: Vec::new() });
         }
         Self { state: Arc::new(Mutex::new(State { files, ..State::default() })) }
@@ -145,6 +145,29 @@ impl Disk {
     #[must_use]
     pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
         self.state().files.get(name).map(|contents| contents.seen.clone())
+    }
+}
+
+impl Contents {
+    /// What is left of it without what was not synced, or with some of that.
+    fn after(&self, seed: u64, random: &mut Random) -> Vec<u8> {
+        let mut durable = self.durable.clone();
+        for change in &self.pending {
+            match change {
+                Change::Write { offset, bytes } => {
+                    for piece in sectors(*offset, bytes.len()) {
+                        if kept(seed, random) {
+                            let start = in_memory(*offset + piece.start as u64);
+                            put(&mut durable, start, &bytes[piece]);
+                        }
+                    }
+                }
+                Change::Punch(range) if kept(seed, random) => zero(&mut durable, range),
+                Change::Length(len) if kept(seed, random) => durable.resize(in_memory(*len), 0),
+                Change::Punch(_) | Change::Length(_) => {}
+            }
+        }
+        durable
     }
 }
 
@@ -225,6 +248,10 @@ impl Medium for DiskFile {
         if state.cut.is_some_and(|cut| state.operations >= cut) {
             return Err(io::Error::other("the power is out"));
         }
+        if let Some(left) = state.failing_reads.checked_sub(1) {
+            state.failing_reads = left;
+            return Err(rustix::io::Errno::IO.into());
+        }
         let seen = &state.file(&self.name).seen;
         let start = seen.len().min(in_memory(offset));
         let len = buffer.len().min(seen.len() - start);
@@ -270,10 +297,14 @@ impl Medium for DiskFile {
 
     fn sync(&self) -> io::Result<()> {
         self.operate(|state, name| {
+            let failing = state.failing_sync.take();
             let contents = state.file(name);
+            if let Some(seed) = failing {
+                contents.seen = contents.after(seed, &mut Random(seed));
+            }
             contents.durable.clone_from(&contents.seen);
             contents.pending.clear();
-            Ok(())
+            failing.map_or(Ok(()), |_| Err(rustix::io::Errno::IO.into()))
         })
     }
 }
@@ -312,6 +343,15 @@ mod tests {
         assert!(file.write_all_at(b"x", 0).is_err());
         assert!(file.read_at(&mut [0; 4], 0).is_err());
         assert_eq!(disk.after_cut(0).contents("file"), disk.contents("file"));
+    }
+
+    #[test]
+    fn as_many_reads_fail_as_were_told_to() {
+        let (disk, file) = written();
+        disk.fail_reads(1);
+        let error = file.read_at(&mut [0; 4], 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+        assert_eq!(file.read_at(&mut [0; 4], 0).unwrap(), 4);
     }
 
     #[test]

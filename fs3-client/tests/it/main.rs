@@ -1,7 +1,12 @@
-//! Backends and stores against a real S3 server and a real registry, and through a proxy that breaks things.
+//! Backends and stores against a real S3 server and a real registry, and through a proxy that breaks things;
+//! the chunk cache in processes that are killed.
 
 mod answers;
 mod backends;
+#[cfg(feature = "cache")]
+mod cache;
+#[cfg(feature = "cache")]
+mod cache_places;
 mod leases;
 mod mount;
 mod registry;

@@ -112,3 +112,67 @@ impl Index for Rocks {
         self.db.put_opt(CLEAN_KEY, [], &Self::durable()).map_err(|error| self.failed(&error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Digest;
+    use crate::cache::format::{BlobKey, Record};
+    use fixtures::{mounts, require};
+    use std::time::{Duration, Instant};
+
+    fn full_group(group: u32) -> Change {
+        let mut record = Record::default();
+        (0..64).for_each(|slot| record.insert(slot, group ^ slot, true));
+        (BlobKey { digest: Digest::of(b"x"), size: u64::MAX }.group(group), Some(record))
+    }
+
+    #[test]
+    fn privileged_it_works_again_when_a_full_file_system_has_room() {
+        if !require::root() {
+            return;
+        }
+        let mounted = mounts::tmpfs(40 << 20).unwrap();
+        let index = Rocks::open(&mounted.path().join("index")).unwrap();
+        let filler = mounted.path().join("filler");
+        std::fs::write(&filler, vec![1; 20 << 20]).unwrap();
+        let mut kept = 0;
+        let error = loop {
+            assert!(kept < 1_000_000, "the file system does not fill up");
+            match index.apply(&[full_group(kept)], true) {
+                Ok(()) => kept += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("No space left"), "{error}");
+        std::fs::remove_file(filler).unwrap();
+        let began = Instant::now();
+        while let Err(error) = index.apply(&[full_group(kept)], true) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // All that it took is there, now and when it is opened again.
+        drop(index);
+        let index = Rocks::open(&mounted.path().join("index")).unwrap();
+        let mut found = 0;
+        index.scan(&mut |_, _| found += 1).unwrap();
+        assert!(found > kept, "{found} of {kept}");
+        assert!((0..=kept).step_by(97).all(|group| index.get(&full_group(group).0).unwrap() == full_group(group).1));
+    }
+
+    #[test]
+    fn bytes_that_are_no_record_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Rocks::open(dir.path()).unwrap();
+        index.apply(&[full_group(1), full_group(2)], true).unwrap();
+        index.db.put(full_group(2).0.encode(), b"half a record").unwrap();
+        index.db.put(b"something else", b"x").unwrap();
+        let mut found = Vec::new();
+        index.scan(&mut |key, _| found.push(key.group)).unwrap();
+        assert_eq!(found, [1]);
+        assert_eq!(index.get(&full_group(2).0).unwrap(), None);
+        assert!(!index.take_clean().unwrap());
+        index.set_clean().unwrap();
+        assert!(index.take_clean().unwrap() && !index.take_clean().unwrap());
+    }
+}

@@ -1,6 +1,8 @@
 //! Counters, gauges and histograms.
 
 use super::Kind;
+use crate::metrics::{BUCKETS, Times, bucket};
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -73,25 +75,40 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Sharded([Line; SHARDS]);
 
-fn shard() -> usize {
+/// Which part is a thread's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shard(usize);
+
+/// This thread's part, of all numbers.
+pub(crate) fn shard() -> Shard {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static SHARD: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        // One more, 0 for none yet: so that nothing is left to be set up when it is looked at.
+        static SHARD: Cell<usize> = const { Cell::new(0) };
     }
-    SHARD.with(|shard| *shard)
+    SHARD.with(|shard| {
+        if shard.get() == 0 {
+            shard.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS + 1);
+        }
+        Shard(shard.get() - 1)
+    })
 }
 
 impl Sharded {
     pub(super) const KIND: Kind = Kind::Counter;
     pub(super) const TYPE: &'static str = "counter";
 
-    pub(crate) fn add(&self, n: u64) {
-        self.0[shard()].0.fetch_add(n, Ordering::Relaxed);
+    fn line(&self, shard: Shard) -> &AtomicU64 {
+        &self.0[shard.0 % SHARDS].0
+    }
+
+    pub(crate) fn add(&self, shard: Shard, n: u64) {
+        self.line(shard).fetch_add(n, Ordering::Relaxed);
     }
 
     /// Whether the next of this thread's is one of those to be measured: one in 64.
-    pub(crate) fn is_turn(&self) -> bool {
-        self.0[shard()].0.load(Ordering::Relaxed).is_multiple_of(64)
+    pub(crate) fn is_turn(&self, shard: Shard) -> bool {
+        self.line(shard).load(Ordering::Relaxed).is_multiple_of(64)
     }
 
     pub(crate) fn value(&self) -> u64 {
@@ -103,24 +120,11 @@ impl Sharded {
     }
 }
 
-/// Upper ends of the buckets, in microseconds: from 1 us to 30 s, three a decade.
-const ENDS: [u64; 23] = [
-    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
-    1_000_000, 2_000_000, 5_000_000, 10_000_000, 30_000_000,
-];
-
 /// Times.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Histogram {
-    /// The last is for what is longer than all ends.
-    buckets: [AtomicU64; ENDS.len() + 1],
+    buckets: [AtomicU64; BUCKETS],
     nanos: AtomicU64,
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { buckets: std::array::from_fn(|_| AtomicU64::new(0)), nanos: AtomicU64::new(0) }
-    }
 }
 
 impl Histogram {
@@ -128,9 +132,7 @@ impl Histogram {
     pub(super) const TYPE: &'static str = "histogram";
 
     pub(crate) fn note(&self, time: Duration) {
-        let micros = time.as_nanos().div_ceil(1000);
-        let at = ENDS.iter().position(|end| micros <= u128::from(*end)).unwrap_or(ENDS.len());
-        self.buckets[at].fetch_add(1, Ordering::Relaxed);
+        self.buckets[bucket(time)].fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
@@ -140,16 +142,7 @@ impl Histogram {
     }
 
     pub(super) fn render(&self, name: &str, text: &mut String) {
-        let mut so_far = 0;
-        for (at, bucket) in self.buckets.iter().enumerate() {
-            so_far += bucket.load(Ordering::Relaxed);
-            let end = ENDS
-                .get(at)
-                .map_or_else(|| "+Inf".to_owned(), |micros| Duration::from_micros(*micros).as_secs_f64().to_string());
-            let _ = writeln!(text, "{name}_bucket{{le=\"{end}\"}} {so_far}");
-        }
-        let sum = Duration::from_nanos(self.nanos.load(Ordering::Relaxed)).as_secs_f64();
-        let _ = writeln!(text, "{name}_sum {sum}");
-        let _ = writeln!(text, "{name}_count {so_far}");
+        let buckets = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
+        Times { buckets, sum: Duration::from_nanos(self.nanos.load(Ordering::Relaxed)) }.render(name, "", text);
     }
 }

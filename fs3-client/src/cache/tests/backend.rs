@@ -25,8 +25,11 @@ pub(super) enum Mode {
     EndsEarly,
     /// A byte is another.
     Corrupt,
+    NotFound,
     /// No connection.
     Refuse,
+    /// One request in this many goes well.
+    Flap(u64),
     /// All of the blob, whatever part was asked for.
     Whole,
     /// As many bytes as asked for, from elsewhere.
@@ -126,6 +129,9 @@ impl BlobStore for Backend {
             }
             Mode::Whole => Ok(blob),
             Mode::Shifted => Ok(blob.slice(..bytes.len())),
+            Mode::NotFound => Err(missing()),
+            Mode::Flap(every) if number % every == every - 1 => Ok(bytes),
+            Mode::Flap(_) => Err(Self::transient()),
             Mode::Refuse => Err(Self::transient()),
         }
     }

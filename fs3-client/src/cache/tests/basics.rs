@@ -57,6 +57,34 @@ async fn what_was_read_is_there_and_read_again_without_the_store() {
     assert!(matches!(cache.blob(digest, 1, None), Err(CacheError::Closed { .. })));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_on_disk_only_is_waited_for_by_the_ring() {
+    // Not a tmpfs, whose files are nowhere but in memory.
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let (backend, bytes) = (Backend::new(), contents(LEN, 8));
+    let digest = backend.add(bytes.clone());
+    let cache = ChunkCache::open(config(dir.path()), backend.clone()).unwrap();
+    let blob = cache.blob(digest, LEN as u64, table(&bytes)).unwrap();
+    read(&blob, &bytes, 0..LEN).await;
+    assert!(cache.sync());
+    backend.asked();
+    for round in 0..3 {
+        let located = blob.locate(0..1).unwrap().unwrap();
+        rustix::fs::fadvise(located.descriptor().unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        drop(located);
+        let mut readers = tokio::task::JoinSet::new();
+        for n in 0..64 {
+            let (blob, bytes) = (blob.clone(), bytes.clone());
+            let start = (n * 6007 + round) % LEN;
+            readers.spawn(async move { read(&blob, &bytes, start..LEN.min(start + 9000)).await });
+        }
+        readers.join_all().await;
+        read(&blob, &bytes, 0..LEN).await;
+    }
+    assert_eq!(backend.asked(), []);
+    assert_eq!(cache.metrics().value("dsec_cache_local_corruptions_total"), Some(0));
+}
+
 #[test]
 fn threads_of_no_runtime_read_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,4 +189,41 @@ async fn prefetch_and_warm_up_fetch_what_is_missing_and_no_more() {
     read(&blob, &bytes, 0..LEN).await;
     assert_eq!(backend.asked(), []);
     assert!(Arc::strong_count(&backend) > 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_pinned_stays_and_goes_when_it_is_let_go() {
+    let (backend, bytes) = (Backend::new(), contents(256 * 4096, 9));
+    let digest = backend.add(bytes.clone());
+    let small = CacheConfig { capacity: 256 * CHUNK, high_percent: 50, low_percent: 1, ..config(Path::new("x")) };
+    let bench = Bench::new(small, &backend);
+    let blob = bench.blob(digest, bytes.len() as u64, table(&bytes));
+    // The second of four groups, by a part of it, and twice.
+    blob.pin(70 * CHUNK..71 * CHUNK).unwrap();
+    blob.pin(64 * CHUNK..65 * CHUNK).unwrap();
+    for pins in [2, 1, 0] {
+        read(&blob, &bytes, 0..bytes.len()).await;
+        assert!(bench.shared.flush());
+        // Several rounds, since what was read again has more than one turn.
+        for _ in 0..5 {
+            bench.shared.relieve();
+        }
+        let left = if pins > 0 { 64 * CHUNK } else { 0 };
+        assert_eq!(blob.cached_bytes(), left, "with {pins} pins");
+        blob.unpin(70 * CHUNK..71 * CHUNK).unwrap();
+    }
+    assert!(bench.count("dsec_cache_evictions_put_off_total") > 0);
+    assert!(matches!(blob.pin(0..u64::MAX), Err(CacheError::OutOfRange { .. })));
+}
+
+#[test]
+fn a_row_of_small_reads_is_one_touch() {
+    let group = crate::cache::group::Group::default();
+    group.cold(7);
+    (0..100).for_each(|_| group.touch(7));
+    assert_eq!(group.heat(), 0);
+    (8..20).for_each(|epoch| group.touch(epoch));
+    assert_eq!(group.heat(), 3);
+    group.cool();
+    assert_eq!(group.heat(), 2);
 }

@@ -2,6 +2,7 @@
 
 use super::backend::{Backend, Mode};
 use super::support::{Bench, CHUNK, config, contents, read, table, until};
+use crate::Medium as _;
 use crate::blob_store::deadline::Limits;
 use crate::blob_store::retry::Policy;
 use crate::cache::{CacheConfig, CacheError, ChunkCache, TryRead};
@@ -362,4 +363,58 @@ async fn a_full_disk_passes_through() {
     bench.shared.relieve();
     assert_eq!(bench.shared.used(), 0);
     read(&blob, &bytes, 0..LEN).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_deadline_is_the_reads_and_not_each_requests() {
+    let (backend, _, digest) = blob(14);
+    let quick = CacheConfig { deadline: Duration::from_millis(400), requests: 1, ..config(Path::new("x")) };
+    let bench = Bench::new(quick, &backend);
+    let blob = bench.blob(digest, LEN as u64, None);
+    // Thirteen requests, one at a time: each comes in time, and together they take nearly two seconds.
+    backend.set(Mode::Slow(Duration::from_millis(150)));
+    let began = Instant::now();
+    let error = blob.read_at(0, &mut vec![0; LEN]).await.unwrap_err();
+    assert!(matches!(error, CacheError::TimedOut { .. }), "{error}");
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_fails_or_loses_bytes_costs_a_fetch_and_no_read() {
+    let (backend, bytes, digest) = blob(15);
+    let bench = Bench::new(config(Path::new("x")), &backend);
+    let blob = bench.blob(digest, LEN as u64, table(&bytes));
+    read(&blob, &bytes, 0..LEN).await;
+    assert!(bench.shared.flush());
+    backend.asked();
+    bench.disk.disk.fail_reads(1);
+    read(&blob, &bytes, 100..200).await;
+    assert_eq!(backend.asked(), std::slice::from_ref(&(0..CHUNK)), "what could not be read is fetched again");
+    // Somebody cut the file.
+    let name = bench.disk.disk.names().remove(0);
+    bench.disk.disk.open(&name).set_len(LEN as u64 / 2).unwrap();
+    read(&blob, &bytes, 0..LEN).await;
+    assert!(bench.count("dsec_cache_local_corruptions_total") > 100);
+    assert!(bench.shared.flush());
+    backend.asked();
+    read(&blob, &bytes, 0..LEN).await;
+    assert_eq!(backend.asked(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_capacity_holds_however_many_write_at_once() {
+    let (backend, bytes, digest) = blob(16);
+    let small = CacheConfig { capacity: 50 * CHUNK, max_request: CHUNK, ..config(Path::new("x")) };
+    let bench = Bench::new(small, &backend);
+    let blob = bench.blob(digest, LEN as u64, None);
+    backend.set(Mode::Slow(Duration::from_millis(2)));
+    let mut readers = tokio::task::JoinSet::new();
+    for chunk in 0..200 {
+        let (blob, bytes) = (blob.clone(), bytes.clone());
+        readers.spawn(async move { read(&blob, &bytes, chunk * 4096..(chunk + 1) * 4096).await });
+    }
+    readers.join_all().await;
+    assert_eq!(blob.cached_bytes(), 50 * CHUNK, "as much as there may be, and no more");
+    assert_eq!(bench.shared.used(), 50 * CHUNK);
+    assert_eq!(bench.count("dsec_cache_passed_through_chunks_total"), 150);
 }

@@ -49,6 +49,28 @@ pub(super) fn config(dir: &Path) -> CacheConfig {
     }
 }
 
+/// A splitmix64.
+#[derive(Debug, Clone)]
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    pub(super) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
 /// The power-cut disk as the cache sees it.
 #[derive(Debug, Clone)]
 pub(super) struct TestDisk {
@@ -123,6 +145,7 @@ impl Bench {
             store: Arc::clone(backend) as _,
             disk: Arc::new(disk.clone()),
             index: Arc::clone(&index) as Arc<dyn Index>,
+            ring: None,
             runtime: tokio::runtime::Handle::current(),
             lock: None,
         };
