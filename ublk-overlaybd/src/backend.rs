@@ -1,8 +1,12 @@
 //! Where the bytes of layers come from.
 
 mod file;
+mod part;
+mod zfile;
 
 pub use file::FileSource;
+pub use part::Part;
+pub use zfile::ZFile;
 
 use std::fmt;
 use std::io;

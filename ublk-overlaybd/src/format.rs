@@ -4,3 +4,6 @@
 
 pub mod checksum;
 pub mod lsmt;
+mod lz4;
+pub mod tar;
+pub mod zfile;

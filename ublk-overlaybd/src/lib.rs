@@ -2,4 +2,6 @@
 
 pub mod backend;
 pub mod format;
+pub mod image;
 pub mod index;
+pub mod layer;

@@ -1,0 +1,115 @@
+//! The layers of a disk, stacked.
+
+use crate::backend::{ReadError, Source};
+use crate::format::lsmt::SECTOR;
+use crate::index::{IndexError, Kind, Stack};
+use crate::layer::Layer;
+use std::sync::Arc;
+
+/// Why layers are no disk.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// There is nothing to stack.
+    #[error("an image needs at least one layer")]
+    Empty,
+    /// Nobody says how large it is.
+    #[error("virtual_size is 0 in every layer, so the disk has no size")]
+    NoSize,
+    /// Too many layers.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// A layer cannot be opened.
+    #[error(transparent)]
+    Layer(#[from] ReadError),
+}
+
+impl ImageError {
+    /// Whether the bytes themselves are wrong.
+    #[must_use]
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Self::Layer(error) if error.is_corrupt())
+    }
+}
+
+/// A disk of layers, for reading.
+#[derive(Debug, Clone)]
+pub struct Image {
+    layers: Vec<Arc<Layer>>,
+    stack: Arc<Stack>,
+    size: u64,
+}
+
+impl Image {
+    /// Stacks `layers`, the bottom one first.
+    ///
+    /// # Errors
+    /// None, too many, or none with a size.
+    pub fn new(layers: Vec<Arc<Layer>>) -> Result<Self, ImageError> {
+        if layers.is_empty() {
+            return Err(ImageError::Empty);
+        }
+        let stack = Stack::of(layers.iter().map(|layer| Arc::clone(layer.index())))?;
+        // The topmost that says.
+        let size = layers.iter().rev().map(|layer| layer.virtual_size()).find(|&size| size > 0);
+        let size = size.ok_or(ImageError::NoSize)?;
+        Ok(Self { layers, stack: Arc::new(stack), size })
+    }
+
+    /// The layers, the bottom one first: a data piece's layer is its number here.
+    #[must_use]
+    pub fn layers(&self) -> &[Arc<Layer>] {
+        &self.layers
+    }
+
+    /// Which layer holds what.
+    #[must_use]
+    pub fn stack(&self) -> &Arc<Stack> {
+        &self.stack
+    }
+
+    /// Sectors of the disk; the last may be cut short.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.size.div_ceil(SECTOR)
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64, wait: bool) -> Result<bool, ReadError> {
+        crate::backend::check_range(&"the disk", self.size, buf.len(), offset)?;
+        let end = offset + buf.len() as u64;
+        let mut rest = buf;
+        let mut at = offset;
+        for piece in self.stack.lookup(offset / SECTOR..end.div_ceil(SECTOR)) {
+            let piece_end = end.min(piece.end() * SECTOR);
+            let (now, after) = rest.split_at_mut(usize::try_from(piece_end - at).unwrap_or(usize::MAX));
+            match piece.kind {
+                Some(Kind::Data { layer, moffset }) => {
+                    let from = moffset * SECTOR + (at - piece.start * SECTOR);
+                    let data = self.layers[usize::from(layer)].data();
+                    if wait {
+                        data.read_exact_at(now, from)?;
+                    } else if !data.try_read_at(now, from)? {
+                        return Ok(false);
+                    }
+                }
+                Some(Kind::Zero) | None => now.fill(0),
+            }
+            (rest, at) = (after, piece_end);
+        }
+        Ok(true)
+    }
+}
+
+/// The disk's bytes.
+impl Source for Image {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), ReadError> {
+        self.read(buf, offset, true).map(drop)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<bool, ReadError> {
+        self.read(buf, offset, false)
+    }
+}
