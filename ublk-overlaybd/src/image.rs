@@ -1,9 +1,13 @@
 //! The layers of a disk, stacked.
 
+pub mod spec;
+
 use crate::backend::{ReadError, Source};
 use crate::format::lsmt::SECTOR;
 use crate::index::{IndexError, Kind, Stack};
 use crate::layer::Layer;
+use spec::{ImageSpec, SpecError};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Why layers are no disk.
@@ -21,6 +25,9 @@ pub enum ImageError {
     /// A layer cannot be opened.
     #[error(transparent)]
     Layer(#[from] ReadError),
+    /// The configuration is wrong, or names what is not here.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
 }
 
 impl ImageError {
@@ -53,6 +60,30 @@ impl Image {
         let size = layers.iter().rev().map(|layer| layer.virtual_size()).find(|&size| size > 0);
         let size = size.ok_or(ImageError::NoSize)?;
         Ok(Self { layers, stack: Arc::new(stack), size })
+    }
+
+    /// Opens the disk that the configuration at `config` describes, for reading: all its layers from local files, and its
+    /// writable layer as it is.
+    ///
+    /// # Errors
+    /// A key is wrong, a layer is not here, or cannot be read.
+    pub fn open_config(config: &Path) -> Result<Self, ImageError> {
+        let spec = ImageSpec::read(config)?;
+        let what = config.display().to_string();
+        let mut layers = Vec::with_capacity(spec.lowers.len() + 1);
+        for (number, lower) in spec.lowers.iter().enumerate() {
+            let file = lower.local_file(&what, number)?;
+            if lower.target.is_some() {
+                let key = format!("lowers[{number}].targetFile");
+                let why = "layers of TurboOCI are not read yet".to_owned();
+                return Err(SpecError::Key { what, key, why }.into());
+            }
+            layers.push(Arc::new(Layer::open_file(&file)?));
+        }
+        if let Some(upper) = &spec.upper {
+            layers.push(Arc::new(Layer::open_pair(&upper.data, Some(&upper.index))?));
+        }
+        Self::new(layers)
     }
 
     /// The layers, the bottom one first: a data piece's layer is its number here.

@@ -5,3 +5,4 @@ pub mod format;
 pub mod image;
 pub mod index;
 pub mod layer;
+pub mod write;

@@ -54,13 +54,15 @@ fn number(field: &[u8]) -> Option<u64> {
         && first & 0x80 != 0
     {
         let start = u64::from(first & 0x7F);
-        return rest.iter().try_fold(start, |sum, &b| Some(sum.checked_mul(256)?.checked_add(b.into())?));
+        return rest.iter().try_fold(start, |sum, &b| sum.checked_mul(256)?.checked_add(b.into()));
     }
     let text = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
-    if text.is_empty() {
-        return Some(0);
+    match text {
+        "" => Some(0),
+        // No sign, which the parser would take.
+        _ if text.starts_with('+') => None,
+        _ => u64::from_str_radix(text, 8).ok(),
     }
-    text.bytes().all(|b| b.is_ascii_digit()).then(|| u64::from_str_radix(text, 8).ok())?
 }
 
 /// The `size` of pax records, `Err` where there is one that is no number.

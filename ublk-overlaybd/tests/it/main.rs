@@ -1,4 +1,5 @@
 //! Tests of the crate as others use it.
 
+mod cli;
 mod manifest;
 mod support;

@@ -28,3 +28,16 @@ pub(crate) fn read_all(source: &dyn Source) -> Vec<u8> {
 pub(crate) fn image(layers: impl IntoIterator<Item = Layer>) -> Image {
     Image::new(layers.into_iter().map(Arc::new).collect()).unwrap()
 }
+
+/// Runs the program.
+pub(crate) fn run(args: &[&str]) -> std::process::Output {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ublk-overlaybd"));
+    command.args(args).env_remove("RUST_LOG").output().unwrap()
+}
+
+/// Runs the program, which must succeed, and gives what it printed.
+pub(crate) fn run_ok(args: &[&str]) -> Vec<u8> {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
