@@ -10,6 +10,7 @@ mod info;
 mod layers;
 mod ls;
 mod map;
+mod mkfs;
 mod output;
 mod progress;
 mod seal;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 use ublk_overlaybd::backend::ReadError;
 use ublk_overlaybd::image::ImageError;
 use ublk_overlaybd::image::spec::SpecError;
+use ublk_overlaybd::mkfs::MkfsError;
 use ublk_overlaybd::write::WriteError;
 
 /// Exit codes, besides 0.
@@ -72,6 +74,9 @@ enum Command {
     Export(export::Args),
     /// Make a layer of a disk image: raw, or whatever qemu-img reads
     Import(import::Args),
+    /// Make a layer with an ext4 file system
+    #[command(after_help = mkfs::HELP)]
+    Mkfs(mkfs::Args),
 }
 
 /// The data is corrupt, and that was said already.
@@ -111,6 +116,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Diff(args) => diff::run(args),
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
+        Command::Mkfs(args) => mkfs::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -139,7 +145,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corrupt))
         || find(|e| e.downcast_ref::<ImageError>().is_some_and(ImageError::is_corrupt))
         || find(|e| e.downcast_ref::<WriteError>().is_some_and(WriteError::is_corrupt));
-    let usage = find(|e| e.is::<Usage>()) || find(|e| matches!(e.downcast_ref(), Some(WriteError::Asked(_))));
+    let usage = find(|e| e.is::<Usage>())
+        || find(|e| matches!(e.downcast_ref(), Some(WriteError::Asked(_))))
+        || find(|e| matches!(e.downcast_ref(), Some(MkfsError::Asked(_))));
     match (usage, corrupt) {
         (true, _) => exit::USAGE,
         (_, true) => exit::CORRUPT,

@@ -5,4 +5,5 @@ pub mod format;
 pub mod image;
 pub mod index;
 pub mod layer;
+pub mod mkfs;
 pub mod write;

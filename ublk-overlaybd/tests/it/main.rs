@@ -2,4 +2,6 @@
 
 mod cli;
 mod manifest;
+mod mkfs;
+mod random;
 mod support;
