@@ -53,6 +53,8 @@ pub(crate) enum Command {
     },
     /// Merging layers of hundreds of thousands of inodes: ours against the limit and its peers.
     Merge(MergeArgs),
+    /// OverlayBD layers: index lookups, reads of compressed blocks, writing.
+    Overlaybd(crate::overlaybd::OverlaybdArgs),
     /// Build the data set and say where it is.
     Data,
     /// One contender that is this program itself.
@@ -64,7 +66,7 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 8] = [
+pub(crate) const BENCHES: [(&str, &str); 9] = [
     ("batch", "a family of images in one run against a loop of single runs; and running it again"),
     ("chunks", "how large a file's chunks should be: sizes and read speed for several limits"),
     ("compress", "compressed layers: our converter against mkfs.erofs with the same codec, level and cluster"),
@@ -73,6 +75,7 @@ pub(crate) const BENCHES: [(&str, &str); 8] = [
     ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),
     ("merge", "layers of hundreds of thousands of inodes: ours against the limit and its peers"),
+    ("overlaybd", "index lookups, compressed blocks against the decompressor, layers written against the limit"),
 ];
 
 /// Where and how often.
@@ -189,7 +192,7 @@ pub(crate) enum Child {
     },
 }
 
-fn parse_count(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count) if count > 0 => Ok(count),
         _ => Err("not a positive number".to_owned()),

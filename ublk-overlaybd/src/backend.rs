@@ -1,10 +1,14 @@
 //! Where the bytes of layers come from.
 
 mod file;
+mod gzip;
+mod joined;
 mod part;
 mod zfile;
 
 pub use file::FileSource;
+pub use gzip::Gzip;
+pub(crate) use joined::Joined;
 pub use part::Part;
 pub use zfile::ZFile;
 
@@ -33,6 +37,12 @@ pub trait Source: fmt::Debug + Send + Sync {
 
     /// Where the whole of `range` lies in a local file, as it is: for those who submit reads by a ring of their own.
     fn locate(&self, range: Range<u64>) -> Option<(BorrowedFd<'_>, u64)> {
+        let _ = range;
+        None
+    }
+
+    /// The bytes of `range` themselves, of a source that has them in memory: nothing need be copied then.
+    fn bytes(&self, range: Range<u64>) -> Option<&[u8]> {
         let _ = range;
         None
     }

@@ -2,11 +2,11 @@
 
 pub mod spec;
 
-use crate::backend::{ReadError, Source};
+use crate::backend::{FileSource, Gzip, ReadError, Source};
 use crate::format::lsmt::SECTOR;
 use crate::index::{IndexError, Kind, Stack};
 use crate::layer::Layer;
-use spec::{ImageSpec, SpecError};
+use spec::{ImageSpec, SpecError, Target};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,14 +73,19 @@ impl Image {
         let mut layers = Vec::with_capacity(spec.lowers.len() + 1);
         for (number, lower) in spec.lowers.iter().enumerate() {
             let file = lower.local_file(&what, number)?;
-            if lower.target.is_some() {
-                let key = format!("lowers[{number}].targetFile");
-                let why = "layers of TurboOCI are not read yet".to_owned();
-                return Err(SpecError::Key { what, key, why }.into());
-            }
-            layers.push(Arc::new(Layer::open_file(&file)?));
+            layers.push(Arc::new(match &lower.target {
+                None => Layer::open_file(&file)?,
+                Some(target) => {
+                    let target = open_target(target).map_err(|error| error.of(&what, number))?;
+                    Layer::open_turbo(Arc::new(FileSource::open(&file)?), target, file.display().to_string())?
+                }
+            }));
         }
         if let Some(upper) = &spec.upper {
+            if upper.target.is_some() {
+                let why = "writable layers of TurboOCI are not read".to_owned();
+                return Err(SpecError::Key { what, key: "upper.target".to_owned(), why }.into());
+            }
             layers.push(Arc::new(Layer::open_pair(&upper.data, Some(&upper.index))?));
         }
         Self::new(layers)
@@ -127,6 +132,52 @@ impl Image {
             (rest, at) = (after, piece_end);
         }
         Ok(true)
+    }
+}
+
+/// Why a target is not read.
+enum TargetError {
+    Read(ReadError),
+    Key(&'static str, &'static str),
+}
+
+impl From<ReadError> for TargetError {
+    fn from(error: ReadError) -> Self {
+        Self::Read(error)
+    }
+}
+
+impl TargetError {
+    fn of(self, what: &str, number: usize) -> ImageError {
+        match self {
+            Self::Read(error) => error.into(),
+            Self::Key(key, why) => {
+                let (what, key) = (what.to_owned(), format!("lowers[{number}].{key}"));
+                SpecError::Key { what, key, why: why.to_owned() }.into()
+            }
+        }
+    }
+}
+
+/// The tar that a TurboOCI layer refers to, whatever it is compressed with.
+fn open_target(target: &Target) -> Result<Arc<dyn Source>, TargetError> {
+    let Some(file) = &target.file else {
+        return Err(TargetError::Key("targetFile", "is empty, and nothing is fetched"));
+    };
+    let source = FileSource::open(file)?;
+    let mut magic = [0; 2];
+    let is_gzip = source.size() >= 2 && {
+        source.read_exact_at(&mut magic, 0)?;
+        magic == [0x1F, 0x8B]
+    };
+    match (is_gzip, &target.gzip_index) {
+        (false, None) => Ok(Arc::new(source)),
+        (true, Some(index)) => {
+            let index = FileSource::open(index)?;
+            Ok(Arc::new(Gzip::open(Arc::new(source), Arc::new(index), file.display().to_string())?))
+        }
+        (true, None) => Err(TargetError::Key("gzipIndex", "is empty, and targetFile is compressed with gzip")),
+        (false, Some(_)) => Err(TargetError::Key("gzipIndex", "is given, and targetFile is not compressed with gzip")),
     }
 }
 

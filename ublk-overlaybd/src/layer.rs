@@ -84,7 +84,22 @@ impl Layer {
     pub fn open(stored: Arc<dyn Source>, name: impl Into<Arc<str>>) -> Result<Self, ReadError> {
         let name = name.into();
         let Unwrapped { tar, zfile, lsmt } = unwrap(&stored, &name)?;
-        lsmt::open(name, stored, tar, zfile, lsmt)
+        lsmt::open(name, stored, tar, zfile, lsmt, None)
+    }
+
+    /// Opens a TurboOCI layer: `stored` has the file system's structure, `target` is the tar with the contents of its
+    /// files, which is read as it is.
+    ///
+    /// # Errors
+    /// Names the field that is wrong, or says what the sources said.
+    pub fn open_turbo(
+        stored: Arc<dyn Source>,
+        target: Arc<dyn Source>,
+        name: impl Into<Arc<str>>,
+    ) -> Result<Self, ReadError> {
+        let name = name.into();
+        let Unwrapped { tar, zfile, lsmt } = unwrap(&stored, &name)?;
+        lsmt::open(name, stored, tar, zfile, lsmt, Some(target))
     }
 
     /// Opens a writable layer for reading: `data` and `index` as they are, or, where `index` is none, a sparse file whose

@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod format;
+pub mod fuzzing;
 pub mod image;
 pub mod index;
 pub mod layer;

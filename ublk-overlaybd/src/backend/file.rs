@@ -92,14 +92,18 @@ impl Source for Vec<u8> {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), ReadError> {
         check_range(&"bytes in memory", self.size(), buf.len(), offset)?;
-        // It fits in memory, so the offset is a usize.
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        buf.copy_from_slice(&self[start..][..buf.len()]);
+        if let Some(bytes) = self.bytes(offset..offset + buf.len() as u64) {
+            buf.copy_from_slice(bytes);
+        }
         Ok(())
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<bool, ReadError> {
         self.read_exact_at(buf, offset).map(|()| true)
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Option<&[u8]> {
+        self.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
     }
 }
 

@@ -40,6 +40,13 @@ impl Source for Part {
         (range.end <= self.size).then(|| self.whole.locate(self.start + range.start..self.start + range.end))?
     }
 
+    fn bytes(&self, range: Range<u64>) -> Option<&[u8]> {
+        if range.end > self.size {
+            return None;
+        }
+        self.whole.bytes(self.start + range.start..self.start + range.end)
+    }
+
     fn drop_cached(&self, range: Range<u64>) -> bool {
         let end = range.end.min(self.size);
         range.start < end && self.whole.drop_cached(self.start + range.start..self.start + end)

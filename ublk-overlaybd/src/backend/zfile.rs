@@ -3,6 +3,7 @@
 use super::{ReadError, Source, check_range};
 use crate::format::zfile::{Decoder, Geometry, HEAD_SIZE, Head, JumpTable, ZFileError};
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How often a block is asked for again when its bytes prove wrong and there is a copy to ask.
@@ -28,6 +29,8 @@ pub struct ZFile {
     stored: Arc<dyn Source>,
     name: Arc<str>,
     geometry: Geometry,
+    /// log2 of the block's size.
+    bits: u32,
     table: JumpTable,
 }
 
@@ -65,7 +68,8 @@ impl ZFile {
         let mut bytes = vec![0; usize::try_from(geometry.blocks * 4).unwrap_or(usize::MAX)];
         stored.read_exact_at(&mut bytes, geometry.index_offset)?;
         let table = JumpTable::parse(&geometry, &bytes).map_err(|e| corrupt(geometry.index_offset, e))?;
-        Ok(Self { stored, name, geometry, table })
+        let bits = geometry.block_size.trailing_zeros();
+        Ok(Self { stored, name, geometry, bits, table })
     }
 
     /// Its sizes and options.
@@ -104,20 +108,23 @@ impl ZFile {
 
     fn read(&self, buf: &mut [u8], offset: u64, wait: bool) -> Result<(), Failed> {
         check_range(&self.name, self.geometry.original_size, buf.len(), offset).map_err(Failed::Read)?;
-        let block_size = u64::from(self.geometry.block_size);
+        let bits = self.bits;
         SCRATCH.with_borrow_mut(|scratch| {
             let (mut buf, mut offset) = (buf, offset);
             while !buf.is_empty() {
                 // As many blocks as are needed and not too many at a time.
-                let first = offset / block_size;
-                let last = (offset + buf.len() as u64 - 1) / block_size;
-                let start = self.table.start(first);
-                let (mut blocks, mut end) = (1, start + self.table.length(first) as u64);
-                while first + blocks <= last && end + self.table.length(first + blocks) as u64 - start <= MOST_STORED {
-                    end += self.table.length(first + blocks) as u64;
-                    blocks += 1;
+                let first = offset >> bits;
+                let last = (offset + buf.len() as u64 - 1) >> bits;
+                let Range { start, mut end } = self.table.range(first);
+                let mut next = first + 1;
+                while next <= last {
+                    let more = self.table.range(next).end;
+                    if more - start > MOST_STORED {
+                        break;
+                    }
+                    (end, next) = (more, next + 1);
                 }
-                let to = ((first + blocks) * block_size).min(offset + buf.len() as u64);
+                let to = (next << bits).min(offset + buf.len() as u64);
                 let (now, rest) = buf.split_at_mut(usize::try_from(to - offset).unwrap_or(usize::MAX));
                 self.read_blocks(scratch, now, offset, start, end, wait)?;
                 (buf, offset) = (rest, to);
@@ -138,22 +145,24 @@ impl ZFile {
     ) -> Result<(), Failed> {
         // At most `MOST_STORED`, or one block.
         let len = usize::try_from(end - start).unwrap_or(usize::MAX);
-        if scratch.stored.len() < len {
-            scratch.stored.resize(len, 0);
-        }
         let mut tries = 0;
         loop {
-            let stored = &mut scratch.stored[..len];
-            if wait {
-                self.stored.read_exact_at(stored, start).map_err(Failed::Read)?;
-            } else if !self.stored.try_read_at(stored, start).map_err(Failed::Read)? {
-                return Err(Failed::Wait);
-            }
-            let Err((at, error)) =
-                self.decode(&scratch.stored[..len], &mut scratch.plain, &mut scratch.decoder, buf, offset)
-            else {
-                return Ok(());
+            let Scratch { stored, plain, decoder } = &mut *scratch;
+            let bytes = if let Some(bytes) = self.stored.bytes(start..end) {
+                bytes
+            } else {
+                if stored.len() < len {
+                    stored.resize(len, 0);
+                }
+                let stored = &mut stored[..len];
+                if wait {
+                    self.stored.read_exact_at(stored, start).map_err(Failed::Read)?;
+                } else if !self.stored.try_read_at(stored, start).map_err(Failed::Read)? {
+                    return Err(Failed::Wait);
+                }
+                stored
             };
+            let Err((at, error)) = self.decode(bytes, plain, decoder, buf, offset) else { return Ok(()) };
             // Perhaps only the copy at hand is wrong.
             tracing::warn!(file = &*self.name, offset = start + at, %error, "a compressed block is wrong");
             if tries == RETRIES || !self.stored.drop_cached(start..end) {
@@ -175,12 +184,14 @@ impl ZFile {
         mut buf: &mut [u8],
         mut offset: u64,
     ) -> Result<(), (u64, String)> {
-        let block_size = u64::from(self.geometry.block_size);
+        let bits = self.bits;
         let mut at = 0;
         while !buf.is_empty() {
-            let block = offset / block_size;
-            let (length, plain_len) = (self.table.length(block), self.geometry.plain_len(block));
-            let within = usize::try_from(offset % block_size).unwrap_or(0);
+            let block = offset >> bits;
+            let Range { start, end } = self.table.range(block);
+            let length = usize::try_from(end - start).unwrap_or(0);
+            let plain_len = self.geometry.plain_len(block);
+            let within = usize::try_from(offset - (block << bits)).unwrap_or(0);
             let (now, rest) = buf.split_at_mut(buf.len().min(plain_len - within));
             let bytes = &stored[at..at + length];
             let decoded = if now.len() == plain_len {
@@ -222,14 +233,13 @@ impl Source for ZFile {
         }
     }
 
-    fn drop_cached(&self, range: std::ops::Range<u64>) -> bool {
-        let block_size = u64::from(self.geometry.block_size);
+    fn drop_cached(&self, range: Range<u64>) -> bool {
         let end = range.end.min(self.geometry.original_size);
         if range.start >= end {
             return false;
         }
-        let last = (end - 1) / block_size;
-        self.stored.drop_cached(self.table.start(range.start / block_size)..self.table.start(last + 1))
+        let (first, last) = (self.table.range(range.start >> self.bits), self.table.range((end - 1) >> self.bits));
+        self.stored.drop_cached(first.start..last.end)
     }
 }
 

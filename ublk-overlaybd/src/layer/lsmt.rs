@@ -1,7 +1,7 @@
 //! A finished layer: header, data, index, trailer.
 
 use super::{About, Form, Layer};
-use crate::backend::{ReadError, Source, ZFile};
+use crate::backend::{Joined, ReadError, Source, ZFile};
 use crate::format::lsmt::{ENTRY_SIZE, Entry, HEADER_SIZE, Header, MAX_ENTRIES, SECTOR};
 use crate::format::tar::Member;
 use crate::index::{Extent, Index, Kind};
@@ -43,6 +43,11 @@ pub(super) fn kind(entry: &Entry) -> Kind {
     if entry.zeroed { Kind::Zero } else { Kind::Data { layer: 0, moffset: entry.moffset } }
 }
 
+pub(super) fn outside(entry: &Entry, data_end: u64) -> String {
+    let Entry { moffset, length, .. } = entry;
+    format!("moffset {moffset} with length {length} is outside the data, which ends at {data_end}")
+}
+
 pub(super) fn header(source: &dyn Source, name: &str, offset: u64, place: &str) -> Result<Header, ReadError> {
     let corrupt = |why: String| ReadError::Corrupt { what: name.to_owned(), offset, why };
     if source.size().saturating_sub(offset) < HEADER_SIZE as u64 {
@@ -59,6 +64,7 @@ pub(super) fn open(
     tar: Option<Member>,
     zfile: Option<Arc<ZFile>>,
     data: Arc<dyn Source>,
+    target: Option<Arc<dyn Source>>,
 ) -> Result<Layer, ReadError> {
     let corrupt = |offset, why: String| ReadError::Corrupt { what: name.to_string(), offset, why };
     let header = header(&*data, &name, 0, "LSMT header")?;
@@ -97,10 +103,10 @@ pub(super) fn open(
     }
 
     let data_end = index_offset / SECTOR;
-    let (mut padding, mut tagged, mut last) = (0, false, 0);
-    let mut extents = Vec::new();
-    let entries = Entries { source: &*data, offset: index_offset, count };
-    entries.try_each(|at, bytes| {
+    let (mut padding, mut tags, mut last) = (0, (u8::MAX, 0), 0);
+    let mut entries = Vec::new();
+    let on_disk = Entries { source: &*data, offset: index_offset, count };
+    on_disk.try_each(|at, bytes| {
         let wrong = |why: String| corrupt(at, format!("LSMT index: {why}"));
         let Some(entry) = Entry::parse(bytes).map_err(|error| wrong(error.to_string()))? else {
             padding += 1;
@@ -109,19 +115,42 @@ pub(super) fn open(
         if entry.offset < last {
             return Err(wrong(format!("offset {} comes after a mapping that ends at {last}", entry.offset)));
         }
-        if !entry.is_within(data_end) {
-            let Entry { moffset, length, .. } = entry;
-            return Err(wrong(format!(
-                "moffset {moffset} with length {length} is outside the data, which ends at {data_end}"
-            )));
+        // Of the others it is only known which they are when all tags have been seen.
+        if target.is_none() && !entry.is_within(data_end) {
+            return Err(wrong(outside(&entry, data_end)));
         }
         last = entry.end();
-        tagged |= entry.tag != 0;
-        extents.push(Extent { start: entry.offset, len: entry.length.into(), kind: kind(&entry) });
+        tags = (entry.tag.min(tags.0), entry.tag.max(tags.1));
+        entries.push(entry);
         Ok(())
     })?;
+    let wrong = |why: String| corrupt(index_offset, format!("LSMT index: {why}"));
+    let joined = target.map(|target| Arc::new(Joined::new(Arc::clone(&data), target)));
+    let mut extents = Vec::with_capacity(entries.len());
+    for entry in &entries {
+        let mut kind = kind(entry);
+        if let (Some(joined), Kind::Data { moffset, .. }) = (&joined, &mut kind) {
+            // The lowest tag is that of the layer itself, since stacking adds to all of them.
+            match entry.tag - tags.0 {
+                0 if entry.is_within(data_end) => {}
+                0 => return Err(wrong(outside(entry, data_end))),
+                1 if *moffset + u64::from(entry.length) <= joined.target_end() / SECTOR => {
+                    *moffset += joined.start() / SECTOR;
+                }
+                1 => {
+                    let end = joined.target_end() / SECTOR;
+                    let what = "is outside the file that it refers to, which ends at";
+                    return Err(wrong(format!("moffset {moffset} with length {} {what} {end}", entry.length)));
+                }
+                other => return Err(wrong(format!("tag {other} above the lowest: 0 or 1 are known"))),
+            }
+        }
+        extents.push(Extent { start: entry.offset, len: entry.length.into(), kind });
+    }
     let entries = extents.len() as u64;
-    let index = Index::from_sorted(extents).map_err(|error| corrupt(index_offset, format!("LSMT index: {error}")))?;
+    let tagged = tags.1 > 0;
+    let index = Index::from_sorted(extents).map_err(|error| wrong(error.to_string()))?;
+    let data: Arc<dyn Source> = joined.map_or(data, |joined| joined);
     let form = if header.flags.is_sealed() { Form::Committed } else { Form::Sealed };
     let geometry = zfile.as_ref().map(|zfile| *zfile.geometry());
     let about = About {

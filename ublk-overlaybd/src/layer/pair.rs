@@ -1,6 +1,6 @@
 //! A writable layer, read: its index replayed over its data, or the holes of a sparse file.
 
-use super::lsmt::{Entries, header, kind};
+use super::lsmt::{Entries, header, kind, outside};
 use super::{About, Form, Layer};
 use crate::backend::{FileSource, ReadError, Source};
 use crate::format::lsmt::{ENTRY_SIZE, Entry, FIRST_SECTOR, HEADER_SIZE, Header, SECTOR};
@@ -104,11 +104,7 @@ fn replay(file: &FileSource, data_end: u64) -> Result<(Replay, Replayed, bool), 
                 tagged |= entry.tag != 0;
                 replay.insert(Extent { start: entry.offset, len: entry.length.into(), kind: kind(&entry) });
             }
-            Ok(Some(Entry { moffset, length, .. })) => {
-                let why =
-                    format!("moffset {moffset} with length {length} is outside the data, which ends at {data_end}");
-                return Err(Stop::At(at, why));
-            }
+            Ok(Some(entry)) => return Err(Stop::At(at, outside(&entry, data_end))),
             Err(error) => return Err(Stop::At(at, error.to_string())),
         }
         Ok(())
