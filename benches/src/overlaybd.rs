@@ -49,6 +49,11 @@ impl Numbers {
         self.0 ^= self.0 << 17;
         self.0
     }
+
+    /// One below `most`.
+    fn below(&mut self, most: usize) -> usize {
+        usize::try_from(self.next() % most as u64).unwrap_or(0)
+    }
 }
 
 /// Bytes that compress to about half, as a root file system does.
@@ -60,7 +65,7 @@ fn plain(len: usize) -> Vec<u8> {
         let number = numbers.next();
         let [low, high, rest @ ..] = number.to_le_bytes();
         bytes.extend(words[usize::from(u16::from_le_bytes([low, high]) % 4096)]);
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             bytes.extend(rest);
         }
     }

@@ -27,13 +27,14 @@ fn pair(data: &[u8], place: &Place, name: &str, seed: u64) -> Result<Layer> {
     let mut order: Vec<usize> = (0..data.len() / (WRITE * 512)).collect();
     let mut numbers = Numbers(seed);
     for i in (1..order.len()).rev() {
-        order.swap(i, (numbers.next() % (i as u64 + 1)) as usize);
+        order.swap(i, numbers.below(i + 1));
     }
     let mut file = Header::new(Flags::WRITABLE_DATA, size).encode()?.to_vec();
     let mut index = Header::new(Flags::WRITABLE_INDEX, size).encode()?.to_vec();
     for at in order {
         let moffset = (file.len() / 512) as u64;
-        let entry = Entry { offset: (at * WRITE) as u64, length: WRITE as u32, moffset, zeroed: false, tag: 0 };
+        let entry =
+            Entry { offset: (at * WRITE) as u64, length: u32::try_from(WRITE)?, moffset, zeroed: false, tag: 0 };
         index.extend(entry.encode()?);
         file.extend(&data[at * WRITE * 512..][..WRITE * 512]);
     }

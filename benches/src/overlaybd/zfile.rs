@@ -26,7 +26,7 @@ pub(super) fn measure(data: &[u8], rounds: usize) -> Result<Vec<Metric>> {
         let bare = Geometry { verify: false, ..geometry };
         let mut numbers = Numbers(5);
         let blocks = data.len() / block_size as usize;
-        let order: Vec<usize> = (0..blocks).map(|_| (numbers.next() % blocks as u64) as usize).collect();
+        let order: Vec<usize> = (0..blocks).map(|_| numbers.below(blocks)).collect();
         let mut plain = vec![0; block_size as usize];
         let (mut ours, mut theirs, mut checked) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
