@@ -1,11 +1,15 @@
 //! Where the bytes of layers come from.
 
+#[cfg(feature = "cache")]
+mod cached;
 mod file;
 mod gzip;
 mod joined;
 mod part;
 mod zfile;
 
+#[cfg(feature = "cache")]
+pub use cached::Cached;
 pub use file::FileSource;
 pub use gzip::Gzip;
 pub(crate) use joined::Joined;

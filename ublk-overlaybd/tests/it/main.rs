@@ -1,5 +1,7 @@
 //! Tests of the crate as others use it.
 
+#[cfg(feature = "cache")]
+mod cached;
 mod cli;
 mod hostile;
 mod manifest;
