@@ -7,4 +7,5 @@ pub mod image;
 pub mod index;
 pub mod layer;
 pub mod mkfs;
+pub mod upper;
 pub mod write;

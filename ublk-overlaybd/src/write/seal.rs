@@ -17,21 +17,7 @@ use std::path::Path;
 pub fn ending(index: &Index, header: &Header, data_end: u64) -> Result<(u64, Vec<u8>), WriteError> {
     let start = data_end.next_multiple_of(SECTOR);
     let mut bytes = Vec::with_capacity(index.len() * 16 + 8192);
-    let mut count = 0;
-    for extent in index.iter() {
-        let mut at = extent.start;
-        while at < extent.end() {
-            let part = extent.part(at, extent.end().min(at + u64::from(MAX_LENGTH)));
-            let (zeroed, moffset) = match part.kind {
-                Kind::Zero => (true, start / SECTOR),
-                Kind::Data { moffset, .. } => (false, moffset),
-            };
-            let length = u32::try_from(part.len).unwrap_or(u32::MAX);
-            bytes.extend(Entry { offset: part.start, length, moffset, zeroed, tag: 0 }.encode()?);
-            at = part.end();
-            count += 1;
-        }
-    }
+    let count = entries(index, start / SECTOR, &mut bytes)?;
     if count > MAX_ENTRIES_SEALED {
         return Err(WriteError::TooManyEntries(count));
     }
@@ -40,6 +26,29 @@ pub fn ending(index: &Index, header: &Header, data_end: u64) -> Result<(u64, Vec
     let trailer = Header { flags: Flags::TRAILER, index_offset: start, index_size: count, ..header.clone() };
     bytes.extend(trailer.encode()?);
     Ok((start, bytes))
+}
+
+/// Appends the entries of `index`; those of zeros name sector `end` of the data. Returns how many they are.
+///
+/// # Errors
+/// A mapping does not fit the format.
+pub(crate) fn entries(index: &Index, end: u64, bytes: &mut Vec<u8>) -> Result<u64, WriteError> {
+    let mut count = 0;
+    for extent in index.iter() {
+        let mut at = extent.start;
+        while at < extent.end() {
+            let part = extent.part(at, extent.end().min(at + u64::from(MAX_LENGTH)));
+            let (zeroed, moffset) = match part.kind {
+                Kind::Zero => (true, end),
+                Kind::Data { moffset, .. } => (false, moffset),
+            };
+            let length = u32::try_from(part.len).unwrap_or(u32::MAX);
+            bytes.extend(Entry { offset: part.start, length, moffset, zeroed, tag: 0 }.encode()?);
+            at = part.end();
+            count += 1;
+        }
+    }
+    Ok(count)
 }
 
 fn ending_of(layer: &Layer) -> Result<(u64, Vec<u8>), WriteError> {

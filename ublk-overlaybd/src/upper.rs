@@ -1,0 +1,442 @@
+//! A writable layer: a log of data and an index in the order of time, as the peers have them, and a sidecar with
+//! checksums of our own.
+//!
+//! # What is promised
+//!
+//! After kill -9 or a power cut at any instant the layer opens, and each sector reads as it did at the last
+//! [`flush`](Upper::flush) that returned, or as some write after that left it. A sector is never a mixture. A write of
+//! several sectors that was not flushed may be there in part, as on any disk: where it was larger than an index entry can
+//! name; and what was published later than something that is lost is lost too, since the index is replayed up to the first
+//! gap.
+//!
+//! # The order of writes, and why
+//!
+//! 1. A write gets a place at the end of the data file under a lock, and writes there without one. Nothing is overwritten in
+//!    place, so old contents stay whole until the new are durable.
+//! 2. Then it is put into the map, and its index entry into a list in memory. From here on it is read. Writes that overlap
+//!    must not run at once: the engine sees to that, so that the order of the list is that of the contents.
+//! 3. A flush takes the list, syncs the data file, *then* writes the entries to the index and the records to the sidecar,
+//!    then syncs both. An entry on disk therefore always has its data: that is why the first sync comes before.
+//!    Neither of the two files needs the other to be first: a slot that only one of them has is whole, and is put back
+//!    into the other when the layer is opened.
+//! 4. Those who flush while one is at it wait, and the next takes all their lists at once.
+//! 5. Data that was overwritten is punched out of the file only after the entry that overwrote it is durable, and after
+//!    those who may be reading it have finished.
+//!
+//! When a layer is opened, what is left out is cut off and synced before anything is written, so that leftovers of an older
+//! crash can never be taken for parts of a newer one. A sync that fails leaves unknown what is on the disk, so it is never
+//! tried again: every later write and flush fails, and reads go on.
+//!
+//! # Layers of peers
+//!
+//! A pair without a sidecar gets one. Hybrid layers are opened and appended to, never overwritten in place. Sparse ones
+//! are read only (see [`Layer::open_pair`](crate::layer::Layer::open_pair)), as their holes cannot tell a discarded
+//! sector from one that was never written: commit them. Two processes cannot have one layer open, by a lock on the data
+//! file.
+
+mod log;
+mod map;
+mod open;
+mod readers;
+mod recovery;
+mod sidecar;
+
+pub use log::Limits;
+pub use open::{Files, sidecar_path};
+pub(crate) use readers::Reading;
+pub use recovery::{Dropped, Recovered};
+
+use crate::format::lsmt::{ENTRY_SIZE, Entry, EntryError, FIRST_SECTOR, HEADER_SIZE, Header, MAX_LENGTH, SECTOR};
+use crate::index::{Extent, Index, IndexError, Kind, Piece};
+use fs3_client::Medium;
+use log::Log;
+use map::Map;
+use readers::Readers;
+use sidecar::Record;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+/// Entries that may wait for a flush: 48 bytes each. Who writes more flushes.
+const MAX_PENDING: usize = 1 << 16;
+
+/// Why a writable layer cannot do what it is asked.
+#[derive(Debug, thiserror::Error)]
+pub enum UpperError {
+    /// The quota is used up, or the file system's reserve would be.
+    #[error("no space is left for the writable layer")]
+    NoSpace,
+    /// A sync failed before, so nothing is known of what is on the disk.
+    #[error("the writable layer failed before ({0}), and takes no more writes")]
+    Failed(String),
+    /// Somebody has it open.
+    #[error("{0}: another process, or another disk of this one, has it open")]
+    Busy(String),
+    /// The files are no writable layer that can be appended to.
+    #[error("{what}: {why}")]
+    Unusable {
+        /// Which file.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// This machine's fault.
+    #[error("{what}: cannot {doing}")]
+    Io {
+        /// Which file.
+        what: String,
+        /// What was tried.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A place that the format cannot name.
+    #[error(transparent)]
+    Entry(#[from] EntryError),
+    /// Mappings that the format cannot name.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+impl UpperError {
+    /// An error of the system about `what`.
+    pub(crate) fn io(what: &str, doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what: what.to_owned(), doing, source }
+    }
+
+    /// Whether there was no space.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        let full = Some(rustix::io::Errno::NOSPC.raw_os_error());
+        matches!(self, Self::NoSpace) || matches!(self, Self::Io { source, .. } if source.raw_os_error() == full)
+    }
+}
+
+/// Figures of a writable layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Mappings in memory, 40 to 70 bytes each.
+    pub mappings: u64,
+    /// Slots of the index, those that wait for a flush among them.
+    pub slots: u64,
+    /// Entries that wait for a flush.
+    pub pending: u64,
+    /// Bytes of data that were given out.
+    pub log: u64,
+    /// Bytes of those that have not been freed again.
+    pub allocated: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    map: Map,
+    /// What the next flush writes; the last `pending.len()` of the slots.
+    pending: Vec<Record>,
+    /// Slots so far.
+    published: u64,
+    /// Data that nobody needs once so many slots are durable.
+    dying: Vec<(u64, Range<u64>)>,
+}
+
+#[derive(Debug, Default)]
+struct Commit {
+    durable: u64,
+    running: bool,
+}
+
+/// A writable layer, open. See the [module](self).
+#[derive(Debug)]
+pub struct Upper {
+    name: String,
+    data: Arc<dyn Medium>,
+    index: Arc<dyn Medium>,
+    sidecar: Arc<dyn Medium>,
+    header: Header,
+    recovered: Recovered,
+    state: RwLock<State>,
+    log: Mutex<Log>,
+    commit: Mutex<Commit>,
+    committed: Condvar,
+    readers: Readers,
+    reclaiming: Mutex<()>,
+    failed: OnceLock<String>,
+}
+
+impl Upper {
+    /// What messages call it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The header of its data file.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What opening it met.
+    #[must_use]
+    pub fn recovered(&self) -> &Recovered {
+        &self.recovered
+    }
+
+    /// Its data file: the `moffset`s of [`lookup`](Self::lookup) are sectors of it.
+    pub(crate) fn data(&self) -> &Arc<dyn Medium> {
+        &self.data
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commit(&self) -> MutexGuard<'_, Commit> {
+        self.commit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_state(&self) -> std::sync::RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_state(&self) -> std::sync::RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self) -> Result<(), UpperError> {
+        self.failed.get().map_or(Ok(()), |why| Err(UpperError::Failed(why.clone())))
+    }
+
+    /// The pieces of `range`, in sectors. Their data stays where it is until the second value is dropped.
+    pub(crate) fn lookup(&self, range: Range<u64>) -> (Vec<Piece>, Reading<'_>) {
+        let state = self.read_state();
+        let reading = self.readers.enter();
+        (state.map.lookup(range), reading)
+    }
+
+    /// Fills `buf` from byte `offset` of the data file; a [`lookup`](Self::lookup) said what is there.
+    pub(crate) fn read_data(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.data.read_at(buf, offset)? == buf.len() {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the data file has become shorter"))
+    }
+
+    /// Writes whole sectors from `sector` on. No write that overlaps may run at the same time. Returns how many slots must
+    /// be durable for it to be, see [`flush_to`](Self::flush_to).
+    ///
+    /// # Errors
+    /// There is no space, or a file cannot be written: nothing has changed then.
+    ///
+    /// # Panics
+    /// `bytes` are not whole sectors.
+    pub fn write(&self, sector: u64, bytes: &[u8]) -> Result<u64, UpperError> {
+        assert!(bytes.len().is_multiple_of(512), "{} bytes are not whole sectors", bytes.len());
+        self.check()?;
+        let sectors = bytes.len() as u64 / SECTOR;
+        if sectors == 0 {
+            return Ok(0);
+        }
+        let at = self.allocate(sectors)?;
+        if let Err(source) = self.data.write_all_at(bytes, at * SECTOR) {
+            self.write_state().dying.push((0, at..at + sectors));
+            return Err(UpperError::Io { what: self.name.clone(), doing: "write data", source });
+        }
+        let mut extents = Vec::with_capacity(1);
+        let mut records = Vec::with_capacity(1);
+        for (number, part) in bytes.chunks(MAX_LENGTH as usize * 512).enumerate() {
+            let done = number as u64 * u64::from(MAX_LENGTH);
+            let length = u32::try_from(part.len() / 512).unwrap_or(MAX_LENGTH);
+            let entry = Entry { offset: sector + done, length, moffset: at + done, zeroed: false, tag: 0 }.encode()?;
+            records.push(Record { entry, data_crc: Some(crc32c::crc32c(part)) });
+        }
+        extents.push(Extent { start: sector, len: sectors, kind: Kind::Data { layer: 0, moffset: at } });
+        self.publish(&extents, &records)
+    }
+
+    /// Makes `sectors` sectors from `sector` on read as zeros, whatever is below: that is what a discard is, too. Takes no
+    /// data, and frees what there was. Otherwise as [`write`](Self::write).
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn zero(&self, sector: u64, sectors: u64) -> Result<u64, UpperError> {
+        self.check()?;
+        let mut published = 0;
+        let mut at = sector;
+        let end = sector.checked_add(sectors).ok_or(IndexError::OutOfBounds { start: sector, len: sectors })?;
+        // In steps, for the bound on what waits for a flush.
+        let step = u64::from(MAX_LENGTH) * 1024;
+        while at < end {
+            let last = end.min(at + step);
+            let mut records = Vec::new();
+            let mut from = at;
+            while from < last {
+                let length = u32::try_from(last - from).unwrap_or(MAX_LENGTH).min(MAX_LENGTH);
+                // The peers put the end of the data here; the beginning is within the data whatever a crash left of it.
+                let entry = Entry { offset: from, length, moffset: FIRST_SECTOR, zeroed: true, tag: 0 }.encode()?;
+                records.push(Record { entry, data_crc: None });
+                from += u64::from(length);
+            }
+            published = self.publish(&[Extent { start: at, len: last - at, kind: Kind::Zero }], &records)?;
+            at = last;
+        }
+        Ok(published)
+    }
+
+    /// A place for data; where there is none, what is garbage is freed and it is tried once more.
+    fn allocate(&self, sectors: u64) -> Result<u64, UpperError> {
+        let first = self.log().allocate(sectors, &*self.data);
+        if !matches!(first, Err(UpperError::NoSpace)) {
+            return first;
+        }
+        self.flush()?;
+        if self.reclaim()? == 0 {
+            return first;
+        }
+        self.log().allocate(sectors, &*self.data)
+    }
+
+    fn publish(&self, extents: &[Extent], records: &[Record]) -> Result<u64, UpperError> {
+        let (published, crowded) = {
+            let mut state = self.write_state();
+            let State { map, pending, published, dying } = &mut *state;
+            pending.extend_from_slice(records);
+            *published += records.len() as u64;
+            for extent in extents {
+                map.insert(*extent, |range| dying.push((*published, range)));
+            }
+            (*published, pending.len() > MAX_PENDING || dying.len() > MAX_PENDING * 4)
+        };
+        if crowded {
+            self.flush_to(published)?;
+            self.reclaim()?;
+        }
+        Ok(published)
+    }
+
+    /// Makes everything durable that was written before it was called.
+    ///
+    /// # Errors
+    /// A file cannot be written or synced. After a failed sync every call fails.
+    pub fn flush(&self) -> Result<(), UpperError> {
+        let target = self.read_state().published;
+        self.flush_to(target)
+    }
+
+    /// Makes the first `target` slots durable: what [`write`](Self::write) and [`zero`](Self::zero) return.
+    ///
+    /// # Errors
+    /// As for [`flush`](Self::flush).
+    pub fn flush_to(&self, target: u64) -> Result<(), UpperError> {
+        let mut commit = self.commit();
+        loop {
+            self.check()?;
+            if commit.durable >= target {
+                return Ok(());
+            }
+            if commit.running {
+                commit = self.committed.wait(commit).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            commit.running = true;
+            drop(commit);
+            let result = self.write_batch();
+            commit = self.commit();
+            commit.running = false;
+            self.committed.notify_all();
+            commit.durable = result?;
+        }
+    }
+
+    /// Makes durable what waits, and says how many slots are then.
+    fn write_batch(&self) -> Result<u64, UpperError> {
+        let (first, batch) = {
+            let mut state = self.write_state();
+            let batch = std::mem::take(&mut state.pending);
+            (state.published - batch.len() as u64, batch)
+        };
+        self.sync(&*self.data, "sync the data")?;
+        let uuid = self.header.uuid;
+        let entries: Vec<u8> = batch.iter().flat_map(|record| record.entry).collect();
+        let records: Vec<u8> = (first..).zip(&batch).flat_map(|(number, record)| record.encode(number, uuid)).collect();
+        let place = HEADER_SIZE as u64 + first * ENTRY_SIZE as u64;
+        let written = self.index.write_all_at(&entries, place);
+        if let Err(source) = written.and_then(|()| self.sidecar.write_all_at(&records, sidecar::position(first))) {
+            // The same bytes can be written to the same place later.
+            let mut state = self.write_state();
+            let since = std::mem::replace(&mut state.pending, batch);
+            state.pending.extend(since);
+            return Err(UpperError::Io { what: self.name.clone(), doing: "write the index", source });
+        }
+        self.sync(&*self.index, "sync the index")?;
+        self.sync(&*self.sidecar, "sync the sidecar")?;
+        Ok(first + batch.len() as u64)
+    }
+
+    fn sync(&self, medium: &dyn Medium, doing: &'static str) -> Result<(), UpperError> {
+        medium.sync().map_err(|source| {
+            let _ = self.failed.set(format!("cannot {doing}: {source}"));
+            UpperError::Io { what: self.name.clone(), doing, source }
+        })
+    }
+
+    /// Frees the space of data that was overwritten or discarded, as far as that is durable; returns how many bytes. One
+    /// at a time; it waits for reads that began before, and for nothing else.
+    ///
+    /// # Errors
+    /// The data file cannot be punched, for another reason than that its file system has no holes.
+    pub fn reclaim(&self) -> Result<u64, UpperError> {
+        let _one = self.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let durable = self.commit().durable;
+        let (dead, turn) = {
+            let mut state = self.write_state();
+            let dead: Vec<_> = state.dying.extract_if(.., |(slots, _)| *slots <= durable).collect();
+            if dead.is_empty() {
+                return Ok(0);
+            }
+            (dead, self.readers.end_turn())
+        };
+        self.readers.wait(turn);
+        let mut freed = 0;
+        for (_, range) in dead {
+            let Some(free) = self.log().bury(range) else { continue };
+            match self.data.punch(free.start * SECTOR..free.end * SECTOR) {
+                Ok(()) => {
+                    self.log().freed(&free);
+                    freed += (free.end - free.start) * SECTOR;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => self.log().cannot_free(),
+                Err(source) => {
+                    return Err(UpperError::Io { what: self.name.clone(), doing: "free data", source });
+                }
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Figures.
+    #[must_use]
+    pub fn stat(&self) -> Stat {
+        let (mappings, slots, pending) = {
+            let state = self.read_state();
+            (state.map.len() as u64, state.published, state.pending.len() as u64)
+        };
+        let log = self.log();
+        Stat { mappings, slots, pending, log: (log.end() - FIRST_SECTOR) * SECTOR, allocated: log.allocated() }
+    }
+
+    /// Its mappings now, sorted.
+    ///
+    /// # Errors
+    /// The format cannot name them.
+    pub fn to_index(&self) -> Result<Index, UpperError> {
+        Ok(self.read_state().map.to_index()?)
+    }
+
+    /// Where the next data would go, in bytes of the data file.
+    pub(crate) fn data_end(&self) -> u64 {
+        self.log().end() * SECTOR
+    }
+}
+
+#[cfg(test)]
+mod tests;
