@@ -21,7 +21,9 @@
 //!    into the other when the layer is opened.
 //! 4. Those who flush while one is at it wait, and the next takes all their lists at once.
 //! 5. Data that was overwritten is punched out of the file only after the entry that overwrote it is durable, and after
-//!    those who may be reading it have finished.
+//!    those who may be reading it have finished. Data is placed so that whole blocks of the file system die.
+//! 6. An index with many more slots than there are mappings is written anew beside the old one and takes its name, and so
+//!    does its sidecar ([`renew`]). Flushes wait meanwhile; reads and writes do not.
 //!
 //! When a layer is opened, what is left out is cut off and synced before anything is written, so that leftovers of an older
 //! crash can never be taken for parts of a newer one. A sync that fails leaves unknown what is on the disk, so it is never
@@ -34,20 +36,25 @@
 //! sector from one that was never written: commit them. Two processes cannot have one layer open, by a lock on the data
 //! file.
 
+mod commit;
 mod log;
 mod map;
 mod open;
 mod readers;
 mod recovery;
+mod renew;
 mod sidecar;
 
 pub use log::Limits;
+pub(crate) use map::Whole;
 pub use open::{Files, sidecar_path};
-pub(crate) use readers::Reading;
+pub(crate) use readers::{Held, Reading};
 pub use recovery::{Dropped, Recovered};
+pub use renew::{Renewal, Renewed};
 
-use crate::format::lsmt::{ENTRY_SIZE, Entry, EntryError, FIRST_SECTOR, HEADER_SIZE, Header, MAX_LENGTH, SECTOR};
+use crate::format::lsmt::{Entry, EntryError, FIRST_SECTOR, Header, MAX_LENGTH, SECTOR};
 use crate::index::{Extent, Index, IndexError, Kind, Piece};
+use commit::Commit;
 use fs3_client::Medium;
 use log::Log;
 use map::Map;
@@ -55,7 +62,7 @@ use readers::Readers;
 use sidecar::Record;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// Entries that may wait for a flush: 48 bytes each. Who writes more flushes.
 const MAX_PENDING: usize = 1 << 16;
@@ -138,26 +145,18 @@ struct State {
     dying: Vec<(u64, Range<u64>)>,
 }
 
-#[derive(Debug, Default)]
-struct Commit {
-    durable: u64,
-    running: bool,
-}
-
 /// A writable layer, open. See the [module](self).
 #[derive(Debug)]
 pub struct Upper {
     name: String,
     data: Arc<dyn Medium>,
-    index: Arc<dyn Medium>,
-    sidecar: Arc<dyn Medium>,
+    renewal: Option<Arc<dyn Renewal>>,
     header: Header,
     recovered: Recovered,
     state: RwLock<State>,
     log: Mutex<Log>,
-    commit: Mutex<Commit>,
-    committed: Condvar,
-    readers: Readers,
+    commit: Commit,
+    readers: Arc<Readers>,
     reclaiming: Mutex<()>,
     failed: OnceLock<String>,
 }
@@ -190,10 +189,6 @@ impl Upper {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn commit(&self) -> MutexGuard<'_, Commit> {
-        self.commit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn read_state(&self) -> std::sync::RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -211,6 +206,20 @@ impl Upper {
         let state = self.read_state();
         let reading = self.readers.enter();
         (state.map.lookup(range), reading)
+    }
+
+    /// What stands behind all of `range`, in sectors. As [`lookup`](Self::lookup).
+    pub(crate) fn whole(&self, range: &Range<u64>) -> (Whole, Reading<'_>) {
+        let state = self.read_state();
+        let reading = self.readers.enter();
+        (state.map.whole(range), reading)
+    }
+
+    /// The same, for those who read later.
+    pub(crate) fn hold(&self, range: &Range<u64>) -> (Whole, Held) {
+        let state = self.read_state();
+        let held = self.readers.hold();
+        (state.map.whole(range), held)
     }
 
     /// Fills `buf` from byte `offset` of the data file; a [`lookup`](Self::lookup) said what is there.
@@ -236,11 +245,7 @@ impl Upper {
         if sectors == 0 {
             return Ok(0);
         }
-        let at = self.allocate(sectors)?;
-        if let Err(source) = self.data.write_all_at(bytes, at * SECTOR) {
-            self.write_state().dying.push((0, at..at + sectors));
-            return Err(UpperError::Io { what: self.name.clone(), doing: "write data", source });
-        }
+        let at = self.place(sectors, bytes)?;
         let mut extents = Vec::with_capacity(1);
         let mut records = Vec::with_capacity(1);
         for (number, part) in bytes.chunks(MAX_LENGTH as usize * 512).enumerate() {
@@ -282,17 +287,45 @@ impl Upper {
         Ok(published)
     }
 
+    /// Puts `bytes` at a place of their own in the data file, and says at which sector. A file system that is full gets what
+    /// is garbage back, once.
+    fn place(&self, sectors: u64, bytes: &[u8]) -> Result<u64, UpperError> {
+        let mut again = true;
+        loop {
+            let at = self.allocate(sectors)?;
+            let Err(source) = self.data.write_all_at(bytes, at * SECTOR) else { return Ok(at) };
+            self.write_state().dying.push((0, at..at + sectors));
+            let error = UpperError::Io { what: self.name.clone(), doing: "write data", source };
+            if !error.is_no_space() {
+                return Err(error);
+            }
+            // What was written of it is in the way of the index, which has to grow before anything else can be freed.
+            self.reclaim()?;
+            if !std::mem::take(&mut again) {
+                return Err(error);
+            }
+            self.flush()?;
+            self.reclaim()?;
+        }
+    }
+
     /// A place for data; where there is none, what is garbage is freed and it is tried once more.
     fn allocate(&self, sectors: u64) -> Result<u64, UpperError> {
-        let first = self.log().allocate(sectors, &*self.data);
+        let allocate = || {
+            self.commit.make_room(self.read_state().published)?;
+            self.log().allocate(sectors, &*self.data)
+        };
+        let first = allocate();
         if !matches!(first, Err(UpperError::NoSpace)) {
             return first;
         }
+        let mut freed = self.reclaim()?;
         self.flush()?;
-        if self.reclaim()? == 0 {
+        freed += self.reclaim()?;
+        if freed == 0 {
             return first;
         }
-        self.log().allocate(sectors, &*self.data)
+        allocate()
     }
 
     fn publish(&self, extents: &[Extent], records: &[Record]) -> Result<u64, UpperError> {
@@ -313,72 +346,6 @@ impl Upper {
         Ok(published)
     }
 
-    /// Makes everything durable that was written before it was called.
-    ///
-    /// # Errors
-    /// A file cannot be written or synced. After a failed sync every call fails.
-    pub fn flush(&self) -> Result<(), UpperError> {
-        let target = self.read_state().published;
-        self.flush_to(target)
-    }
-
-    /// Makes the first `target` slots durable: what [`write`](Self::write) and [`zero`](Self::zero) return.
-    ///
-    /// # Errors
-    /// As for [`flush`](Self::flush).
-    pub fn flush_to(&self, target: u64) -> Result<(), UpperError> {
-        let mut commit = self.commit();
-        loop {
-            self.check()?;
-            if commit.durable >= target {
-                return Ok(());
-            }
-            if commit.running {
-                commit = self.committed.wait(commit).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            commit.running = true;
-            drop(commit);
-            let result = self.write_batch();
-            commit = self.commit();
-            commit.running = false;
-            self.committed.notify_all();
-            commit.durable = result?;
-        }
-    }
-
-    /// Makes durable what waits, and says how many slots are then.
-    fn write_batch(&self) -> Result<u64, UpperError> {
-        let (first, batch) = {
-            let mut state = self.write_state();
-            let batch = std::mem::take(&mut state.pending);
-            (state.published - batch.len() as u64, batch)
-        };
-        self.sync(&*self.data, "sync the data")?;
-        let uuid = self.header.uuid;
-        let entries: Vec<u8> = batch.iter().flat_map(|record| record.entry).collect();
-        let records: Vec<u8> = (first..).zip(&batch).flat_map(|(number, record)| record.encode(number, uuid)).collect();
-        let place = HEADER_SIZE as u64 + first * ENTRY_SIZE as u64;
-        let written = self.index.write_all_at(&entries, place);
-        if let Err(source) = written.and_then(|()| self.sidecar.write_all_at(&records, sidecar::position(first))) {
-            // The same bytes can be written to the same place later.
-            let mut state = self.write_state();
-            let since = std::mem::replace(&mut state.pending, batch);
-            state.pending.extend(since);
-            return Err(UpperError::Io { what: self.name.clone(), doing: "write the index", source });
-        }
-        self.sync(&*self.index, "sync the index")?;
-        self.sync(&*self.sidecar, "sync the sidecar")?;
-        Ok(first + batch.len() as u64)
-    }
-
-    fn sync(&self, medium: &dyn Medium, doing: &'static str) -> Result<(), UpperError> {
-        medium.sync().map_err(|source| {
-            let _ = self.failed.set(format!("cannot {doing}: {source}"));
-            UpperError::Io { what: self.name.clone(), doing, source }
-        })
-    }
-
     /// Frees the space of data that was overwritten or discarded, as far as that is durable; returns how many bytes. One
     /// at a time; it waits for reads that began before, and for nothing else.
     ///
@@ -386,10 +353,11 @@ impl Upper {
     /// The data file cannot be punched, for another reason than that its file system has no holes.
     pub fn reclaim(&self) -> Result<u64, UpperError> {
         let _one = self.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
-        let durable = self.commit().durable;
+        let durable = self.commit.durable();
         let (dead, turn) = {
             let mut state = self.write_state();
-            let dead: Vec<_> = state.dying.extract_if(.., |(slots, _)| *slots <= durable).collect();
+            let mut dead: Vec<_> = state.dying.extract_if(.., |(slots, _)| *slots <= durable).collect();
+            dead.extend(self.log().take_unused().into_iter().map(|range| (0, range)));
             if dead.is_empty() {
                 return Ok(0);
             }
@@ -397,7 +365,7 @@ impl Upper {
         };
         self.readers.wait(turn);
         let mut freed = 0;
-        for (_, range) in dead {
+        for range in joined(dead) {
             let Some(free) = self.log().bury(range) else { continue };
             match self.data.punch(free.start * SECTOR..free.end * SECTOR) {
                 Ok(()) => {
@@ -416,9 +384,10 @@ impl Upper {
     /// Figures.
     #[must_use]
     pub fn stat(&self) -> Stat {
+        let shift = self.commit.shift();
         let (mappings, slots, pending) = {
             let state = self.read_state();
-            (state.map.len() as u64, state.published, state.pending.len() as u64)
+            (state.map.len() as u64, state.published.saturating_sub(shift), state.pending.len() as u64)
         };
         let log = self.log();
         Stat { mappings, slots, pending, log: (log.end() - FIRST_SECTOR) * SECTOR, allocated: log.allocated() }
@@ -436,6 +405,20 @@ impl Upper {
     pub(crate) fn data_end(&self) -> u64 {
         self.log().end() * SECTOR
     }
+}
+
+/// In order, adjacent ones as one: each costs a call to the system.
+fn joined(dead: Vec<(u64, Range<u64>)>) -> Vec<Range<u64>> {
+    let mut ranges: Vec<_> = dead.into_iter().map(|(_, range)| range).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, before| {
+        let is_adjacent = before.end == next.start;
+        if is_adjacent {
+            before.end = next.end;
+        }
+        is_adjacent
+    });
+    ranges
 }
 
 #[cfg(test)]

@@ -132,6 +132,7 @@ impl Chain {
     /// As for [`seal`](Self::seal).
     pub fn finish(&mut self, device: &Device, watch: impl Fn(Step)) -> Result<(), SealError> {
         let (Some(old), Some(pair)) = (self.old.clone(), self.state.sealing.clone()) else { return Ok(()) };
+        old.retire();
         old.flush()?;
         old.reclaim()?;
         watch(Step::Drained);

@@ -7,8 +7,8 @@ use fs3_client::Medium;
 use std::ops::Range;
 
 /// Sectors of a block of the file system below: less than that frees nothing.
-const BLOCK: u64 = 8;
-/// How often the free space of the file system is asked for: each time so many sectors were given out.
+pub(super) const BLOCK: u64 = 8;
+/// The free space of the file system is asked for each time so many sectors were given out, and more often when it runs out.
 const LOOK_EVERY: u64 = 4 << 20 >> 9;
 
 /// How much a writable layer may take.
@@ -24,11 +24,16 @@ pub struct Limits {
 /// The allocation of the data file. Offsets are in sectors of the file.
 #[derive(Debug)]
 pub(super) struct Log {
+    /// Always the end of a block.
     end: u64,
+    /// The rest of the block that writes go to that are no whole blocks: so these do not shift the others across two.
+    small: Range<u64>,
+    /// Rests of such blocks that nobody will use.
+    unused: Vec<Range<u64>>,
     punched: u64,
     dead: Ranges,
     limits: Limits,
-    /// Sectors given out since the file system was asked.
+    /// Sectors that may be given out before the file system is asked again.
     unasked: u64,
     /// The file system has no holes.
     solid: bool,
@@ -37,33 +42,56 @@ pub(super) struct Log {
 impl Log {
     pub(super) fn new(end: u64, limits: Limits) -> Self {
         Self {
-            end: end.max(FIRST_SECTOR),
+            end: end.max(FIRST_SECTOR).next_multiple_of(BLOCK),
+            small: 0..0,
+            unused: Vec::new(),
             punched: 0,
             dead: Ranges::default(),
             limits,
-            unasked: LOOK_EVERY,
+            unasked: 0,
             solid: false,
         }
     }
 
-    /// Gives out `sectors` at the end.
+    /// Gives out `sectors`: whole blocks at the end, and less than that in a block with others of the kind.
     pub(super) fn allocate(&mut self, sectors: u64, data: &dyn Medium) -> Result<u64, UpperError> {
-        let bytes = sectors * SECTOR;
+        if !sectors.is_multiple_of(BLOCK) && sectors <= self.small.end - self.small.start {
+            let at = self.small.start;
+            self.small.start += sectors;
+            return Ok(at);
+        }
+        let whole = sectors.next_multiple_of(BLOCK);
+        let bytes = whole * SECTOR;
         if self.limits.quota.is_some_and(|quota| self.allocated() + bytes > quota) {
             return Err(UpperError::NoSpace);
         }
-        self.unasked += sectors;
-        if self.limits.reserve > 0 && self.unasked >= LOOK_EVERY {
-            if let Some(free) = free_bytes(data)
-                && free < self.limits.reserve.saturating_add(bytes)
-            {
+        if self.limits.reserve > 0 && self.unasked < whole {
+            let free = free_bytes(data).unwrap_or(u64::MAX);
+            let Some(left) = free.checked_sub(self.limits.reserve.saturating_add(bytes)) else {
                 return Err(UpperError::NoSpace);
-            }
-            self.unasked = 0;
+            };
+            // Others use it up, too.
+            self.unasked = whole + LOOK_EVERY.min(left / SECTOR / 2);
         }
+        self.unasked = self.unasked.saturating_sub(whole);
         let at = self.end;
-        self.end += sectors;
+        self.end += whole;
+        let rest = at + sectors..self.end;
+        // The larger rest is kept.
+        let worse = if rest.end - rest.start > self.small.end - self.small.start {
+            std::mem::replace(&mut self.small, rest)
+        } else {
+            rest
+        };
+        if !worse.is_empty() {
+            self.unused.push(worse);
+        }
         Ok(at)
+    }
+
+    /// What was given out to nobody, and will not be.
+    pub(super) fn take_unused(&mut self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.unused)
     }
 
     /// Bytes of the file that are not freed, the header among them.
@@ -114,6 +142,23 @@ fn free_bytes(data: &dyn Medium) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_are_not_shifted_by_what_is_smaller() {
+        let disk = fs3_client::testing::power_cut::Disk::new().open("data");
+        let mut log = Log::new(9, Limits { quota: Some(4096 * 7), reserve: 0 });
+        assert_eq!(log.end(), 16);
+        let given: Vec<_> = [8, 1, 16, 3, 4, 5].map(|sectors| log.allocate(sectors, &disk).unwrap()).into();
+        assert_eq!(given, [16, 24, 32, 25, 28, 48]);
+        assert!(log.take_unused().is_empty());
+        assert!(log.allocate(8, &disk).unwrap_err().is_no_space());
+        assert_eq!(log.allocate(2, &disk).unwrap(), 53);
+        assert_eq!(log.end(), 56);
+        // Of two rests the larger is kept, and the other is garbage.
+        let mut log = Log::new(8, Limits::default());
+        assert_eq!([1, 10].map(|sectors| log.allocate(sectors, &disk).unwrap()), [8, 16]);
+        assert_eq!((log.allocate(7, &disk).unwrap(), log.take_unused()), (9, vec![26..32]));
+    }
 
     #[test]
     fn whole_blocks_are_freed_once_each() {

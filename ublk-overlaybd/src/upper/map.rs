@@ -4,6 +4,17 @@ use crate::index::{Extent, Index, IndexError, Kind, Piece};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// What stands behind a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whole {
+    /// Nothing.
+    Hole,
+    /// One mapping.
+    Mapped(Kind),
+    /// Several, or one and a hole.
+    Several,
+}
+
 /// An interval map, the later over the earlier. Neighbours that continue one another are one mapping.
 ///
 /// A mapping takes 32 bytes in a B-tree node, 40 to 70 with the node's free places: a gigabyte written at random in
@@ -61,6 +72,19 @@ impl Map {
             }
         }
         self.by_start.insert(new.start, (new.end(), new.kind));
+    }
+
+    /// What stands behind all of `range`, if that is one thing.
+    pub(super) fn whole(&self, range: &Range<u64>) -> Whole {
+        match self.by_start.range(..range.end).next_back() {
+            // The last that begins before the end: where it does not reach into the range, nothing does.
+            Some((_, &(end, _))) if end <= range.start => Whole::Hole,
+            None => Whole::Hole,
+            Some((&start, &(end, kind))) if start <= range.start && range.end <= end => {
+                Whole::Mapped(kind.advanced(range.start - start))
+            }
+            Some(_) => Whole::Several,
+        }
     }
 
     /// The pieces of `range`, holes among them.
@@ -162,6 +186,16 @@ mod tests {
                         at = piece.end();
                     }
                     prop_assert_eq!(at, 52);
+                }
+                for (from, to) in [(0, 1), (start, start + len), (start + len / 2, start + len + 1), (3, 52), (17, 25)] {
+                    let to = to.min(52).max(from + 1);
+                    let pieces = map.lookup(from..to);
+                    let expected = match (&pieces[..], pieces[0].kind) {
+                        ([_], None) => Whole::Hole,
+                        ([_], Some(kind)) => Whole::Mapped(kind),
+                        _ => Whole::Several,
+                    };
+                    prop_assert_eq!(map.whole(&(from..to)), expected);
                 }
                 let live: std::collections::BTreeSet<_> = array.iter().flatten().filter_map(|kind| match kind {
                     Kind::Data { moffset, .. } => Some(*moffset),

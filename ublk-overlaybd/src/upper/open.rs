@@ -1,29 +1,28 @@
 //! Opening a writable layer after anything may have happened to it.
 
-use super::log::{Limits, Log};
+use super::commit::{Commit, Logs};
+use super::log::{BLOCK, Limits, Log};
 use super::map::Map;
 use super::recovery::{Dropped, replay};
+use super::renew::{ByName, Renewal};
 use super::sidecar::{self, Record};
-use super::{Commit, State, Upper, UpperError};
+use super::{State, Upper, UpperError};
 use crate::format::lsmt::{ENTRY_SIZE, Entry, FIRST_SECTOR, Flags, HEADER_SIZE, Header, SECTOR};
 use crate::index::{Extent, Kind};
 use crate::write::create::{Kind as CreateKind, create};
 use crate::write::plan::Names;
-use crate::write::publish::{NewFile, sync_directory};
-use crate::write::seal::entries;
+use crate::write::publish::sync_directory;
 use fs3_client::Medium;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use uuid::Uuid;
 
 /// How many of the last records have their data checked when a layer is opened, and how many bytes of it.
 const CHECKED_RECORDS: usize = 256;
 const CHECKED_BYTES: usize = 16 << 20;
-/// An index is written anew when it has this many slots more than four for each mapping.
-const SLACK: u64 = 1 << 16;
 
 /// The files of a writable layer.
 #[derive(Debug, Clone)]
@@ -38,6 +37,8 @@ pub struct Files {
     pub sidecar: Arc<dyn Medium>,
     /// Where the bytes of an index go that are cut off it; none for nowhere.
     pub salvage: Option<PathBuf>,
+    /// What renames a new index; none where a long one is left as it is.
+    pub renewal: Option<Arc<dyn Renewal>>,
     /// A trailer may have been put after the data already, by somebody who was then interrupted.
     pub is_being_sealed: bool,
 }
@@ -48,7 +49,7 @@ pub fn sidecar_path(data: &Path) -> PathBuf {
     with_suffix(data, ".dsec-log")
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -72,6 +73,7 @@ impl Files {
             index: open(index, false)?,
             sidecar: open(&sidecar, true)?,
             salvage: Some(with_suffix(index, ".dropped")),
+            renewal: Some(Arc::new(ByName { index: index.to_owned(), sidecar: sidecar.clone() })),
             is_being_sealed: false,
         };
         if !existed {
@@ -138,27 +140,8 @@ impl Upper {
     /// See [`UpperError`]. What was never flushed is no error.
     pub fn open_pair(data: &Path, index: &Path, limits: Limits) -> Result<Self, UpperError> {
         let upper = Self::open(Files::open(data, index)?, limits)?;
-        let stat = upper.stat();
-        if stat.slots <= stat.mappings.saturating_mul(4).saturating_add(SLACK) {
-            return Ok(upper);
-        }
-        // The index alone is the truth once the sidecar is gone: so that goes first, for good.
-        let sidecar = sidecar_path(data);
-        std::fs::remove_file(&sidecar).map_err(UpperError::io(&upper.name, "remove its sidecar"))?;
-        sync_dir(&sidecar)?;
-        let mut bytes = vec![0; HEADER_SIZE];
-        upper.index.read_at(&mut bytes, 0).map_err(UpperError::io(&upper.name, "read its index"))?;
-        let failed = |error| UpperError::Io {
-            what: index.display().to_string(),
-            doing: "write it anew",
-            source: io::Error::other::<crate::write::WriteError>(error),
-        };
-        entries(&upper.to_index()?, FIRST_SECTOR, &mut bytes).map_err(failed)?;
-        let new = NewFile::create(index, true).map_err(failed)?;
-        Medium::write_all_at(new.file(), &bytes, 0).map_err(|source| failed(new.error("write")(source)))?;
-        new.publish().map_err(failed)?;
-        drop(upper);
-        Self::open(Files::open(data, index)?, limits)
+        upper.renew()?;
+        Ok(upper)
     }
 
     /// Opens a layer of files that are open. See [`open_pair`](Self::open_pair).
@@ -200,7 +183,8 @@ impl Upper {
         }
         repair(&files, &header, &index, ours.then_some(&kept), &records)?;
 
-        let end = size.div_ceil(SECTOR).max(FIRST_SECTOR);
+        // What comes next begins with a block of the file system.
+        let end = size.div_ceil(SECTOR).max(FIRST_SECTOR).next_multiple_of(BLOCK);
         let mut log = Log::new(end, limits);
         let mut state = State { map, published: records.len() as u64, ..State::default() };
         // What nobody maps is garbage; but not what somebody may want to dig for, since entries of it were cut off.
@@ -211,20 +195,18 @@ impl Upper {
         if ours || recovered.dropped.is_none() {
             state.dying = unmapped.into_iter().map(|range| (0, range)).collect();
         }
-        let commit = Commit { durable: state.published, running: false };
-        let Files { data, index, sidecar, .. } = files;
+        let Files { data, index, sidecar, renewal, .. } = files;
+        let commit = Commit::new(Logs { index, sidecar, shift: 0 }, state.published);
         Ok(Self {
             name,
             data,
-            index,
-            sidecar,
+            renewal,
             header,
             recovered,
             state: RwLock::new(state),
             log: Mutex::new(log),
-            commit: Mutex::new(commit),
-            committed: Condvar::new(),
-            readers: super::readers::Readers::default(),
+            commit,
+            readers: Arc::default(),
             reclaiming: Mutex::new(()),
             failed: OnceLock::new(),
         })

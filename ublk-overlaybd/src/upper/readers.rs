@@ -1,11 +1,12 @@
 //! Who may still be reading data that was just overwritten.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Counts readers in two turns, so that one can wait for those that came before without stopping those that come.
 #[derive(Debug, Default)]
-pub(super) struct Readers {
+pub(crate) struct Readers {
     turn: AtomicUsize,
     active: [AtomicUsize; 2],
 }
@@ -20,7 +21,27 @@ impl Drop for Reading<'_> {
     }
 }
 
+/// A reader that is not bound to the layer's borrow, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    readers: Arc<Readers>,
+    turn: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.readers.active[self.turn].fetch_sub(1, Ordering::Release);
+    }
+}
+
 impl Readers {
+    /// As [`enter`](Self::enter).
+    pub(super) fn hold(self: &Arc<Self>) -> Held {
+        let turn = self.turn.load(Ordering::Relaxed) % 2;
+        self.active[turn].fetch_add(1, Ordering::Acquire);
+        Held { readers: Arc::clone(self), turn }
+    }
+
     /// A reader comes. It must hold the map's lock, shared at least, so that no turn ends meanwhile.
     pub(super) fn enter(&self) -> Reading<'_> {
         let active = &self.active[self.turn.load(Ordering::Relaxed) % 2];

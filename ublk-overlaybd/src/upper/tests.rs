@@ -2,6 +2,7 @@ use super::*;
 use crate::format::lsmt::PADDING;
 use fs3_client::testing::power_cut::Disk;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 const SECTORS: u64 = 48;
@@ -13,7 +14,43 @@ fn files(disk: &Disk) -> Files {
         index: Arc::new(disk.open("index")),
         sidecar: Arc::new(disk.open("sidecar")),
         salvage: None,
+        renewal: Some(Arc::new(OnDisk(disk.clone(), AtomicU64::new(0)))),
         is_being_sealed: false,
+    }
+}
+
+/// Renames as a directory does, on a disk that forgets.
+#[derive(Debug)]
+struct OnDisk(Disk, AtomicU64);
+
+impl OnDisk {
+    fn new_name(&self, kind: &str) -> String {
+        format!("{kind}.new-{}", self.1.load(Ordering::Relaxed))
+    }
+}
+
+impl Renewal for OnDisk {
+    fn begin(&self) -> io::Result<Renewed> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        let create = |kind| -> io::Result<Arc<dyn Medium>> {
+            let file = self.0.open(&self.new_name(kind));
+            // What a crash left there.
+            file.set_len(0)?;
+            Ok(Arc::new(file))
+        };
+        Ok(Renewed { index: create("index")?, sidecar: create("sidecar")? })
+    }
+
+    fn forget_sidecar(&self) -> io::Result<()> {
+        self.0.unlink("sidecar")
+    }
+
+    fn name_index(&self) -> io::Result<()> {
+        self.0.rename(&self.new_name("index"), "index")
+    }
+
+    fn name_sidecar(&self) -> io::Result<()> {
+        self.0.rename(&self.new_name("sidecar"), "sidecar")
     }
 }
 
@@ -129,7 +166,13 @@ fn run(upper: &Upper, model: &mut Model, seed: u64, first_id: u64, steps: u64) -
                 model.write(0, start, len, result.is_ok());
                 result?;
             }
-            7 => drop(upper.reclaim()?),
+            7 if step.is_multiple_of(2) => drop(upper.reclaim()?),
+            7 => {
+                // What was published is durable with it.
+                if upper.renew_now()? {
+                    *model = Model::of(model.now.clone());
+                }
+            }
             _ => {
                 upper.flush()?;
                 *model = Model::of(model.now.clone());
@@ -182,6 +225,51 @@ fn power_cuts_at_every_operation_lose_nothing_that_was_flushed() {
         }
     }
     assert!(crashes > 1000, "only {crashes} crashes");
+}
+
+#[test]
+fn an_index_written_anew_is_short_and_says_the_same() {
+    let (disk, upper) = new();
+    for id in 1..100 {
+        upper.write(id % 10, &sector(id, id % 10)).unwrap();
+        if id.is_multiple_of(30) {
+            upper.flush().unwrap();
+        }
+    }
+    upper.zero(3, 2).unwrap();
+    let before = ids(&upper);
+    assert!(!upper.renew().unwrap(), "it is not long enough to be worth it");
+    assert_eq!(upper.stat().slots, 100);
+    assert!(upper.renew_now().unwrap());
+    assert!(upper.stat().slots <= 12, "{:?}", upper.stat());
+    assert_eq!(upper.stat().pending, 0);
+    assert_eq!(ids(&upper), before);
+    // It goes on from there, and is durable, and whole for a peer.
+    let reopened = open(&disk.after_cut(0)).unwrap();
+    assert_eq!(ids(&reopened), before);
+    assert_eq!(reopened.recovered(), &Recovered { slots: upper.stat().slots, ..Recovered::default() });
+    upper.write(20, &sector(500, 20)).unwrap();
+    upper.flush().unwrap();
+    assert!(upper.reclaim().unwrap() > 0);
+    let index = disk.contents("index").unwrap();
+    assert_eq!(index.len() as u64, 4096 + 16 * upper.stat().slots);
+    assert_eq!(ids(&open(&disk.after_cut(0)).unwrap())[20], 500);
+    // Somebody is about to remove it.
+    upper.retire();
+    assert!(!upper.renew_now().unwrap());
+    // A disk that has no room for it keeps the old one.
+    let (disk, upper) = new();
+    for id in 1..40 {
+        upper.write(id % 4, &sector(id, id % 4)).unwrap();
+        upper.flush().unwrap();
+    }
+    let used: usize = disk.names().iter().map(|name| disk.contents(name).unwrap().len()).sum();
+    disk.limit(Some(used as u64 + 1000));
+    assert!(upper.renew_now().unwrap_err().is_no_space());
+    disk.limit(None);
+    upper.write(9, &sector(77, 9)).unwrap();
+    upper.flush().unwrap();
+    assert_eq!(ids(&open(&disk.after_cut(0)).unwrap()), ids(&upper));
 }
 
 #[test]

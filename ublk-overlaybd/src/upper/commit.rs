@@ -1,0 +1,181 @@
+//! Making durable what was written: one at a time for all who wait.
+
+use super::sidecar::{self, Record};
+use super::{Upper, UpperError};
+use crate::format::lsmt::{ENTRY_SIZE, HEADER_SIZE};
+use fs3_client::Medium;
+use rustix::fs::FallocateFlags;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The index and what is beside it.
+#[derive(Debug, Clone)]
+pub(super) struct Logs {
+    pub(super) index: Arc<dyn Medium>,
+    pub(super) sidecar: Arc<dyn Medium>,
+    /// Slots that there were before the first that is in the files.
+    pub(super) shift: u64,
+}
+
+/// Slots that the files have room for beyond those that there are: that many writes and discards can always be flushed,
+/// however full the file system is.
+const MARGIN: u64 = 4096;
+/// For how many more is asked at a time.
+const STEP: u64 = 1 << 14;
+
+/// How far it has come.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Slots that are durable.
+    pub(super) durable: u64,
+    /// Somebody is at it, and nobody else writes to the logs.
+    pub(super) running: bool,
+    /// The index is not written anew any more.
+    pub(super) retired: bool,
+}
+
+/// Who makes writes durable, and where.
+#[derive(Debug)]
+pub(super) struct Commit {
+    progress: Mutex<Progress>,
+    /// Somebody has finished.
+    pub(super) changed: Condvar,
+    logs: Mutex<Logs>,
+    /// The first slot that the files have no room for.
+    room: AtomicU64,
+}
+
+impl Commit {
+    pub(super) fn new(logs: Logs, durable: u64) -> Self {
+        let progress = Progress { durable, ..Progress::default() };
+        Self {
+            progress: Mutex::new(progress),
+            changed: Condvar::new(),
+            logs: Mutex::new(logs),
+            room: AtomicU64::new(0),
+        }
+    }
+
+    /// Sees to it that the files have room for more slots than the first `published`, so that whoever frees space is not
+    /// stopped by there being none. Where the file system reserves no space there is nothing to be seen to.
+    pub(super) fn make_room(&self, published: u64) -> Result<(), UpperError> {
+        if published + MARGIN <= self.room.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = published + MARGIN + STEP;
+        let slots = end - logs.shift;
+        let sizes = [HEADER_SIZE as u64 + slots * ENTRY_SIZE as u64, sidecar::position(slots)];
+        for (medium, size) in [&logs.index, &logs.sidecar].into_iter().zip(sizes) {
+            let Some(descriptor) = medium.descriptor() else { continue };
+            match rustix::fs::fallocate(descriptor, FallocateFlags::KEEP_SIZE, 0, size) {
+                Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => return Err(UpperError::NoSpace),
+                // No such thing there, or a file system that is in trouble and will say so where it matters.
+                _ => {}
+            }
+        }
+        self.room.store(end, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until somebody has finished.
+    pub(super) fn wait<'a>(&self, progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
+        self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn durable(&self) -> u64 {
+        self.lock().durable
+    }
+
+    pub(super) fn logs(&self) -> Logs {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_logs(&self, logs: Logs) {
+        self.room.store(0, Ordering::Relaxed);
+        *self.logs.lock().unwrap_or_else(PoisonError::into_inner) = logs;
+    }
+
+    pub(super) fn shift(&self) -> u64 {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner).shift
+    }
+}
+
+impl Upper {
+    /// Makes everything durable that was written before it was called.
+    ///
+    /// # Errors
+    /// A file cannot be written or synced. After a failed sync every call fails.
+    pub fn flush(&self) -> Result<(), UpperError> {
+        let target = self.read_state().published;
+        self.flush_to(target)
+    }
+
+    /// Makes the first `target` slots durable: what [`write`](Self::write) and [`zero`](Self::zero) return.
+    ///
+    /// # Errors
+    /// As for [`flush`](Self::flush).
+    pub fn flush_to(&self, target: u64) -> Result<(), UpperError> {
+        let mut commit = self.commit.lock();
+        loop {
+            self.check()?;
+            if commit.durable >= target {
+                return Ok(());
+            }
+            if commit.running {
+                commit = self.commit.wait(commit);
+                continue;
+            }
+            commit.running = true;
+            drop(commit);
+            let result = self.write_batch();
+            commit = self.commit.lock();
+            commit.running = false;
+            self.commit.changed.notify_all();
+            commit.durable = result?;
+        }
+    }
+
+    /// Makes durable what waits, and says how many slots are then.
+    fn write_batch(&self) -> Result<u64, UpperError> {
+        let (first, batch) = {
+            let mut state = self.write_state();
+            let batch = std::mem::take(&mut state.pending);
+            (state.published - batch.len() as u64, batch)
+        };
+        self.sync(&*self.data, "sync the data")?;
+        let (uuid, logs) = (self.header.uuid, self.commit.logs());
+        // Where the slots are in the files.
+        let slot = first - logs.shift;
+        let entries: Vec<u8> = batch.iter().flat_map(|record| record.entry).collect();
+        let records: Vec<u8> = (slot..).zip(&batch).flat_map(|(number, record)| record.encode(number, uuid)).collect();
+        let place = HEADER_SIZE as u64 + slot * ENTRY_SIZE as u64;
+        let written = logs.index.write_all_at(&entries, place);
+        if let Err(source) = written.and_then(|()| logs.sidecar.write_all_at(&records, sidecar::position(slot))) {
+            // The same bytes can be written to the same place later.
+            self.put_back(batch);
+            return Err(UpperError::Io { what: self.name.clone(), doing: "write the index", source });
+        }
+        self.sync(&*logs.index, "sync the index")?;
+        self.sync(&*logs.sidecar, "sync the sidecar")?;
+        Ok(first + batch.len() as u64)
+    }
+
+    /// What could not be written waits on, before what has come since.
+    pub(super) fn put_back(&self, batch: Vec<Record>) {
+        let mut state = self.write_state();
+        let since = std::mem::replace(&mut state.pending, batch);
+        state.pending.extend(since);
+    }
+
+    pub(super) fn sync(&self, medium: &dyn Medium, doing: &'static str) -> Result<(), UpperError> {
+        medium.sync().map_err(|source| {
+            let _ = self.failed.set(format!("cannot {doing}: {source}"));
+            UpperError::Io { what: self.name.clone(), doing, source }
+        })
+    }
+}
