@@ -14,14 +14,16 @@
 //! that makes an error number of anything.
 
 mod background;
+mod locate;
 mod locks;
 mod read;
 
 pub use background::Background;
+pub use locate::{Located, Place};
 
 use crate::backend::{ReadError, Source};
 use crate::format::lsmt::{MAX_LENGTH, SECTOR};
-use crate::image::ImageError;
+use crate::image::{Image, ImageError};
 use crate::index::{Index, IndexError, Kind, Stack};
 use crate::layer::Layer;
 use crate::upper::{Stat, Upper, UpperError};
@@ -119,6 +121,8 @@ pub struct Device {
     size: u64,
     chain: RwLock<Arc<Chain>>,
     locks: RangeLocks,
+    /// Kept, so that others that come find them open.
+    _lowers: Image,
 }
 
 impl Device {
@@ -127,14 +131,22 @@ impl Device {
     /// # Errors
     /// Too many layers, or nobody says how large the disk is.
     pub fn new(layers: &[Arc<Layer>], upper: Option<Upper>) -> Result<Self, EngineError> {
-        let stack = Stack::of(layers.iter().map(|layer| Arc::clone(layer.index())))?;
-        let sizes = layers.iter().rev().map(|layer| layer.virtual_size());
-        let size = upper.iter().map(|upper| upper.header().virtual_size).chain(sizes).find(|&size| size > 0);
+        Self::over(&Image::sized_or_not(layers.to_vec())?, upper)
+    }
+
+    /// The same over layers that are stacked already, which any number of disks share (see
+    /// [`Shelf`](crate::image::Shelf)).
+    ///
+    /// # Errors
+    /// Nobody says how large the disk is.
+    pub fn over(lowers: &Image, upper: Option<Upper>) -> Result<Self, EngineError> {
+        let size = upper.iter().map(|upper| upper.header().virtual_size).chain([lowers.size()]).find(|&size| size > 0);
         let size = size.ok_or(EngineError::Image(ImageError::NoSize))?;
-        let data = layers.iter().map(|layer| Arc::clone(layer.data())).collect();
+        let data = lowers.layers().iter().map(|layer| Arc::clone(layer.data())).collect();
         let top = upper.map(|upper| Arc::new(Top { upper: Arc::new(upper), writers: AtomicUsize::new(0) }));
-        let chain = Chain { stack: Arc::new(stack), data, frozen: Vec::new(), top };
-        Ok(Self { size, chain: RwLock::new(Arc::new(chain)), locks: RangeLocks::default() })
+        let chain = Chain { stack: Arc::clone(lowers.stack()), data, frozen: Vec::new(), top };
+        let (chain, locks) = (RwLock::new(Arc::new(chain)), RangeLocks::default());
+        Ok(Self { size, chain, locks, _lowers: lowers.clone() })
     }
 
     /// Bytes of the disk.
@@ -306,13 +318,16 @@ impl Device {
         Ok(())
     }
 
-    /// Frees the space of what was overwritten; returns how many bytes. For a thread that has time, see [`Background`].
+    /// Frees the space of what was overwritten, in data and index; returns how many bytes of data. For a thread that has
+    /// time, see [`Background`].
     ///
     /// # Errors
-    /// See [`Upper::reclaim`].
+    /// See [`Upper::reclaim`] and [`Upper::renew`].
     pub fn reclaim(&self) -> Result<u64, EngineError> {
         // Those being sealed are left alone: their maps are being read.
-        Ok(self.chain().top.as_ref().map_or(Ok(0), |top| top.upper.reclaim())?)
+        let Some(top) = self.chain().top.clone() else { return Ok(0) };
+        top.upper.renew()?;
+        Ok(top.upper.reclaim()?)
     }
 
     /// Puts a new, empty writable layer on top, which takes all writes that come from now on; the one before it takes no

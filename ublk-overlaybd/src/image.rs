@@ -1,12 +1,18 @@
 //! The layers of a disk, stacked.
 
+pub mod ahead;
+mod open;
+mod shelf;
 pub mod spec;
 
-use crate::backend::{FileSource, Gzip, ReadError, Source};
+pub use open::{lowers, tell};
+pub use shelf::Shelf;
+
+use crate::backend::{Blobs, ReadError, Source};
 use crate::format::lsmt::SECTOR;
 use crate::index::{IndexError, Kind, Stack};
 use crate::layer::Layer;
-use spec::{ImageSpec, SpecError, Target};
+use spec::{ImageSpec, SpecError};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,9 +44,15 @@ impl ImageError {
     }
 }
 
-/// A disk of layers, for reading.
+/// A disk of layers, for reading. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Image {
+    shared: Arc<Shared>,
+}
+
+/// What all disks over the same layers have in common.
+#[derive(Debug)]
+struct Shared {
     layers: Vec<Arc<Layer>>,
     stack: Arc<Stack>,
     size: u64,
@@ -52,40 +64,34 @@ impl Image {
     /// # Errors
     /// None, too many, or none with a size.
     pub fn new(layers: Vec<Arc<Layer>>) -> Result<Self, ImageError> {
-        if layers.is_empty() {
-            return Err(ImageError::Empty);
+        let image = Self::sized_or_not(layers)?;
+        match (image.shared.layers.is_empty(), image.shared.size) {
+            (true, _) => Err(ImageError::Empty),
+            (false, 0) => Err(ImageError::NoSize),
+            _ => Ok(image),
         }
-        let stack = Stack::of(layers.iter().map(|layer| Arc::clone(layer.index())))?;
-        // The topmost that says.
-        let size = layers.iter().rev().map(|layer| layer.virtual_size()).find(|&size| size > 0);
-        let size = size.ok_or(ImageError::NoSize)?;
-        Ok(Self { layers, stack: Arc::new(stack), size })
     }
 
-    /// Opens the disk that the configuration at `config` describes, for reading: all its layers from local files, and its
-    /// writable layer as it is.
+    /// The same without a size, too: of layers that are to have a writable one over them, which says.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn sized_or_not(layers: Vec<Arc<Layer>>) -> Result<Self, ImageError> {
+        let stack = Stack::of(layers.iter().map(|layer| Arc::clone(layer.index())))?;
+        // The topmost that says.
+        let size = layers.iter().rev().map(|layer| layer.virtual_size()).find(|&size| size > 0).unwrap_or(0);
+        Ok(Self { shared: Arc::new(Shared { layers, stack: Arc::new(stack), size }) })
+    }
+
+    /// Opens the disk that the configuration at `config` describes, for reading: its layers from local files, or from
+    /// `blobs`, and its writable layer as it is.
     ///
     /// # Errors
     /// A key is wrong, a layer is not here, or cannot be read.
-    pub fn open_config(config: &Path) -> Result<Self, ImageError> {
+    pub fn open_config(config: &Path, blobs: Option<&dyn Blobs>) -> Result<Self, ImageError> {
         let spec = ImageSpec::read(config)?;
-        let what = config.display().to_string();
-        let mut layers = Vec::with_capacity(spec.lowers.len() + 1);
-        for (number, lower) in spec.lowers.iter().enumerate() {
-            let file = lower.local_file(&what, number)?;
-            layers.push(Arc::new(match &lower.target {
-                None => Layer::open_file(&file)?,
-                Some(target) => {
-                    let target = open_target(target).map_err(|error| error.of(&what, number))?;
-                    Layer::open_turbo(Arc::new(FileSource::open(&file)?), target, file.display().to_string())?
-                }
-            }));
-        }
+        let mut layers = open::lowers(&spec, &config.display().to_string(), blobs)?;
         if let Some(upper) = &spec.upper {
-            if upper.target.is_some() {
-                let why = "writable layers of TurboOCI are not read".to_owned();
-                return Err(SpecError::Key { what, key: "upper.target".to_owned(), why }.into());
-            }
             layers.push(Arc::new(Layer::open_pair(&upper.data, Some(&upper.index))?));
         }
         Self::new(layers)
@@ -94,33 +100,39 @@ impl Image {
     /// The layers, the bottom one first: a data piece's layer is its number here.
     #[must_use]
     pub fn layers(&self) -> &[Arc<Layer>] {
-        &self.layers
+        &self.shared.layers
     }
 
     /// Which layer holds what.
     #[must_use]
     pub fn stack(&self) -> &Arc<Stack> {
-        &self.stack
+        &self.shared.stack
+    }
+
+    /// Bytes of the disk; 0 where no layer says.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.shared.size
     }
 
     /// Sectors of the disk; the last may be cut short.
     #[must_use]
     pub fn sectors(&self) -> u64 {
-        self.size.div_ceil(SECTOR)
+        self.shared.size.div_ceil(SECTOR)
     }
 
     fn read(&self, buf: &mut [u8], offset: u64, wait: bool) -> Result<bool, ReadError> {
-        crate::backend::check_range(&"the disk", self.size, buf.len(), offset)?;
+        crate::backend::check_range(&"the disk", self.shared.size, buf.len(), offset)?;
         let end = offset + buf.len() as u64;
         let mut rest = buf;
         let mut at = offset;
-        for piece in self.stack.lookup(offset / SECTOR..end.div_ceil(SECTOR)) {
+        for piece in self.shared.stack.lookup(offset / SECTOR..end.div_ceil(SECTOR)) {
             let piece_end = end.min(piece.end() * SECTOR);
             let (now, after) = rest.split_at_mut(usize::try_from(piece_end - at).unwrap_or(usize::MAX));
             match piece.kind {
                 Some(Kind::Data { layer, moffset }) => {
                     let from = moffset * SECTOR + (at - piece.start * SECTOR);
-                    let data = self.layers[usize::from(layer)].data();
+                    let data = self.shared.layers[usize::from(layer)].data();
                     if wait {
                         data.read_exact_at(now, from)?;
                     } else if !data.try_read_at(now, from)? {
@@ -135,56 +147,10 @@ impl Image {
     }
 }
 
-/// Why a target is not read.
-enum TargetError {
-    Read(ReadError),
-    Key(&'static str, &'static str),
-}
-
-impl From<ReadError> for TargetError {
-    fn from(error: ReadError) -> Self {
-        Self::Read(error)
-    }
-}
-
-impl TargetError {
-    fn of(self, what: &str, number: usize) -> ImageError {
-        match self {
-            Self::Read(error) => error.into(),
-            Self::Key(key, why) => {
-                let (what, key) = (what.to_owned(), format!("lowers[{number}].{key}"));
-                SpecError::Key { what, key, why: why.to_owned() }.into()
-            }
-        }
-    }
-}
-
-/// The tar that a TurboOCI layer refers to, whatever it is compressed with.
-fn open_target(target: &Target) -> Result<Arc<dyn Source>, TargetError> {
-    let Some(file) = &target.file else {
-        return Err(TargetError::Key("targetFile", "is empty, and nothing is fetched"));
-    };
-    let source = FileSource::open(file)?;
-    let mut magic = [0; 2];
-    let is_gzip = source.size() >= 2 && {
-        source.read_exact_at(&mut magic, 0)?;
-        magic == [0x1F, 0x8B]
-    };
-    match (is_gzip, &target.gzip_index) {
-        (false, None) => Ok(Arc::new(source)),
-        (true, Some(index)) => {
-            let index = FileSource::open(index)?;
-            Ok(Arc::new(Gzip::open(Arc::new(source), Arc::new(index), file.display().to_string())?))
-        }
-        (true, None) => Err(TargetError::Key("gzipIndex", "is empty, and targetFile is compressed with gzip")),
-        (false, Some(_)) => Err(TargetError::Key("gzipIndex", "is given, and targetFile is not compressed with gzip")),
-    }
-}
-
 /// The disk's bytes.
 impl Source for Image {
     fn size(&self) -> u64 {
-        self.size
+        self.shared.size
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), ReadError> {

@@ -52,7 +52,7 @@ fn open(path: &Path) -> anyhow::Result<Arc<dyn Source>> {
         return Ok(Arc::new(Image::new(layers.collect::<anyhow::Result<_>>()?)?));
     }
     if is_json(path) {
-        return Ok(Arc::new(Image::open_config(path)?));
+        return Ok(Arc::new(Image::open_config(path, None)?));
     }
     let name: Arc<str> = path.display().to_string().into();
     let stored: Arc<dyn Source> = Arc::new(FileSource::open(path)?);

@@ -1,6 +1,8 @@
 //! Which layers a command is about.
 
 use super::Usage;
+#[cfg(feature = "cache")]
+pub(super) use super::blobs::BlobArgs as Blobs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use ublk_overlaybd::image::Image;
@@ -15,13 +17,28 @@ pub(super) struct DiskArgs {
     /// Put this writable layer on top: its data file, and its index file or `-` where a sparse layer has none
     #[arg(long, num_args = 2, value_names = ["DATA", "INDEX|-"])]
     upper: Option<Vec<PathBuf>>,
+    #[command(flatten)]
+    blobs: Blobs,
+}
+
+/// Without a cache nothing is fetched.
+#[cfg(not(feature = "cache"))]
+#[derive(Debug, clap::Args)]
+pub(super) struct Blobs {}
+
+#[cfg(not(feature = "cache"))]
+impl Blobs {
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "with the feature there is more to it")]
+    pub(super) fn open(&self) -> anyhow::Result<Option<Box<dyn ublk_overlaybd::backend::Blobs>>> {
+        Ok(None)
+    }
 }
 
 impl DiskArgs {
     /// The layers, of which `files` are those named on the command line, the bottom one first.
     pub(super) fn layers(&self, files: &[PathBuf]) -> anyhow::Result<Vec<Arc<Layer>>> {
         let mut layers = match (&self.config, files) {
-            (Some(config), []) => Image::open_config(config)?.layers().to_vec(),
+            (Some(config), []) => Image::open_config(config, self.blobs.open()?.as_deref())?.layers().to_vec(),
             (Some(_), [file, ..]) => {
                 let what = format!("{}: give --config or layers, not both", file.display());
                 return Err(Usage(what).into());

@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             files.sort();
             found.extend(files.iter().filter(|path| path.is_file() && is_ours(path)).map(|path| describe(path)));
         } else if super::diff::is_json(path) {
-            found.extend(Image::open_config(path)?.layers().iter().map(|layer| Ok(layer_document(layer))));
+            found.extend(Image::open_config(path, None)?.layers().iter().map(|layer| Ok(layer_document(layer))));
         } else {
             found.push(describe(path));
         }

@@ -6,7 +6,6 @@ use super::output::{self, Out, parse_size};
 use serde_json::json;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
-use ublk_overlaybd::backend::Source as _;
 use ublk_overlaybd::format::lsmt::SECTOR;
 use ublk_overlaybd::image::Image;
 use ublk_overlaybd::index::{Kind, Piece};

@@ -3,7 +3,7 @@
 use super::{Chain, EngineError, local};
 use crate::format::lsmt::SECTOR;
 use crate::index::Kind;
-use std::sync::Arc;
+use crate::upper::Whole;
 
 /// A part of the disk that no layer so far had, and where its bytes go in the buffer.
 struct Hole {
@@ -24,6 +24,50 @@ impl Hole {
 impl Chain {
     /// Fills `buf` from byte `offset`; `false` if that needed a backend and `wait` is not set.
     pub(super) fn read(&self, buf: &mut [u8], offset: u64, wait: bool) -> Result<bool, EngineError> {
+        // Most reads are of one piece of one layer, and nothing is allocated for them.
+        let end = offset + buf.len() as u64;
+        let sectors = offset / SECTOR..end.div_ceil(SECTOR);
+        let skip = offset - sectors.start * SECTOR;
+        if buf.is_empty() {
+            return Ok(true);
+        }
+        for top in self.uppers() {
+            let (whole, _reading) = top.upper.whole(&sectors);
+            match whole {
+                Whole::Hole => {}
+                Whole::Mapped(Kind::Zero) => {
+                    buf.fill(0);
+                    return Ok(true);
+                }
+                Whole::Mapped(Kind::Data { moffset, .. }) => {
+                    let read = top.upper.read_data(buf, moffset * SECTOR + skip);
+                    return read.map(|()| true).map_err(|error| local(top.upper.name(), error));
+                }
+                Whole::Several => return self.read_pieces(buf, offset, wait),
+            }
+        }
+        match self.stack.lookup(sectors.clone()).next() {
+            Some(piece) if piece.end() == sectors.end => self.read_lower(buf, piece.kind, skip, wait),
+            _ => self.read_pieces(buf, offset, wait),
+        }
+    }
+
+    /// Fills `buf` with what lies `skip` bytes behind the beginning of a piece of the lower layers.
+    fn read_lower(&self, buf: &mut [u8], kind: Option<Kind>, skip: u64, wait: bool) -> Result<bool, EngineError> {
+        let Some(Kind::Data { layer, moffset }) = kind else {
+            buf.fill(0);
+            return Ok(true);
+        };
+        let (data, place) = (&self.data[usize::from(layer)], moffset * SECTOR + skip);
+        if wait {
+            data.read_exact_at(buf, place)?;
+            return Ok(true);
+        }
+        Ok(data.try_read_at(buf, place)?)
+    }
+
+    /// The same for any number of pieces of any layers.
+    fn read_pieces(&self, buf: &mut [u8], offset: u64, wait: bool) -> Result<bool, EngineError> {
         let mut holes = vec![Hole { offset, start: 0, end: buf.len() }];
         for top in self.uppers() {
             if holes.is_empty() {
@@ -50,19 +94,7 @@ impl Chain {
         }
         for hole in &holes {
             let ready = each_piece(hole, self.stack.lookup(hole.sectors()), |part, kind, skip| {
-                let buf = &mut buf[part.start..part.end];
-                match kind {
-                    None | Some(Kind::Zero) => buf.fill(0),
-                    Some(Kind::Data { layer, moffset }) => {
-                        let (data, place) = (Arc::clone(&self.data[usize::from(layer)]), moffset * SECTOR + skip);
-                        if wait {
-                            data.read_exact_at(buf, place)?;
-                        } else {
-                            return Ok(data.try_read_at(buf, place)?);
-                        }
-                    }
-                }
-                Ok(true)
+                self.read_lower(&mut buf[part.start..part.end], kind, skip, wait)
             })?;
             if !ready {
                 return Ok(false);

@@ -14,6 +14,7 @@ fn upper(disk: &Disk, name: &str) -> Upper {
         index: file("index"),
         sidecar: file("sidecar"),
         salvage: None,
+        renewal: None,
         is_being_sealed: false,
     };
     if files.data.size().unwrap() == 0 {
@@ -137,6 +138,70 @@ fn parts_of_a_sector_written_at_once_are_all_kept() {
         }
     }
     assert!(all(&device) == array);
+}
+
+/// What a ring would read is what a read gives, and stays there as long as it is held.
+#[test]
+fn located_bytes_stay_where_they_are() {
+    use std::os::unix::fs::FileExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let real = |name: &str| {
+        let path = |kind: &str| dir.path().join(format!("{name}.{kind}"));
+        Upper::create(&path("data"), &path("index"), SIZE as u64, Limits::default()).unwrap()
+    };
+    let device = Device::new(&[], Some(real("lower"))).unwrap();
+    let mut array: Vec<u8> = (0..SIZE / 2).map(|i| u8::try_from(i % 251).unwrap() | 1).collect();
+    device.write(&array, 0, false).unwrap();
+    array.resize(SIZE, 0);
+    seal(&device, real("upper"));
+    let pread = |located: &Located, len: usize| {
+        let mut bytes = vec![0; len];
+        let file = std::fs::File::from(located.descriptor().unwrap().try_clone_to_owned().unwrap());
+        file.read_exact_at(&mut bytes, located.offset()).unwrap();
+        bytes
+    };
+    let (mut random, mut found) = (Random(3), [0; 3]);
+    for step in 0..240u8 {
+        let start = random.below(SIZE);
+        let len = 1 + random.below((SIZE - start).min(3000));
+        match step % 4 {
+            0 => {
+                device.write(&vec![step | 1; len], start as u64, false).unwrap();
+                array[start..start + len].fill(step | 1);
+            }
+            1 if step % 8 == 1 => {
+                device.write_zeroes(start as u64, len as u64, false).unwrap();
+                array[start..start + len].fill(0);
+            }
+            _ => match device.locate(start as u64, len as u64).unwrap() {
+                Place::Zero => {
+                    assert!(array[start..start + len].iter().all(|&byte| byte == 0));
+                    found[0] += 1;
+                }
+                Place::File(located) => {
+                    assert_eq!(pread(&located, len), array[start..start + len]);
+                    found[1] += 1;
+                }
+                Place::Elsewhere => found[2] += 1,
+            },
+        }
+    }
+    assert!(found.iter().all(|&times| times > 5), "{found:?}");
+    assert!(device.locate(SIZE as u64, 1).is_err());
+
+    // Overwritten, durably, and not freed before the reader is done.
+    device.write(&[9; 8192], 8192, true).unwrap();
+    device.reclaim().unwrap();
+    let Place::File(located) = device.locate(8192, 8192).unwrap() else { panic!("it was just written") };
+    device.write(&[7; 8192], 8192, true).unwrap();
+    std::thread::scope(|scope| {
+        let reclaimed = scope.spawn(|| device.reclaim().unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(pread(&located, 8192), [9; 8192]);
+        assert!(!reclaimed.is_finished());
+        drop(located);
+        assert!(reclaimed.join().unwrap() >= 8192);
+    });
 }
 
 /// Writers that verify what they read, while layers are sealed under them and garbage is freed.

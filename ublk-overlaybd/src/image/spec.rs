@@ -318,6 +318,18 @@ impl Lower {
             Place::Registry => Err(missing(&format!("lowers[{number}]"), "has no local file or dir".to_owned())),
         }
     }
+
+    /// The trace in the directory of an acceleration layer.
+    ///
+    /// # Errors
+    /// It has no directory.
+    pub fn trace(&self, what: &str) -> Result<PathBuf, SpecError> {
+        if let Place::Dir(dir) = &self.place {
+            return Ok(dir.join("trace"));
+        }
+        let why = "is true, and the last of lowers, whose trace it is about, has no dir".to_owned();
+        Err(SpecError::Key { what: what.to_owned(), key: "accelerationLayer".to_owned(), why })
+    }
 }
 
 #[cfg(test)]
