@@ -1,10 +1,13 @@
 //! The command line of `ublk-overlaybd`.
 
+#[cfg(feature = "cache")]
+mod blobs;
 mod check;
 mod commit;
 mod create;
 mod diff;
 mod export;
+mod fuse;
 mod import;
 mod info;
 mod layers;
@@ -77,6 +80,9 @@ enum Command {
     /// Make a layer with an ext4 file system
     #[command(after_help = mkfs::HELP)]
     Mkfs(mkfs::Args),
+    /// Show a disk as one file, to be loop-mounted or given to a virtual machine
+    #[command(after_help = fuse::HELP)]
+    Fuse(fuse::Args),
 }
 
 /// The data is corrupt, and that was said already.
@@ -117,6 +123,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Mkfs(args) => mkfs::run(args),
+        Command::Fuse(args) => fuse::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod engine;
 pub mod format;
+pub mod fuse;
 pub mod fuzzing;
 pub mod image;
 pub mod index;
