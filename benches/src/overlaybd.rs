@@ -1,9 +1,13 @@
-//! Bench `overlaybd`: lookups in indexes, blocks of ZFiles against the bare decompressor, layers written against what
-//! copying and compressing costs alone.
+//! Bench `overlaybd`: lookups in indexes, reads and writes through the engine against those of plain files, blocks of ZFiles
+//! against the bare decompressor, layers written against what copying and compressing costs alone, and what requests notice
+//! of a seal.
 //!
 //! What runs in one thread is measured in its processor time, so that others on the machine disturb it less.
 
 mod lookup;
+mod read;
+mod ring;
+mod upper;
 mod write;
 mod zfile;
 
@@ -22,6 +26,9 @@ pub(crate) struct OverlaybdArgs {
     /// How many times everything is measured.
     #[arg(long, default_value_t = 5, value_parser = crate::cli::parse_count)]
     pub(crate) rounds: usize,
+    /// Only these parts: lookup, zfile, write, read, upper, seal.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
     /// Megabytes of data in a layer.
     #[arg(long, default_value_t = 128, value_parser = crate::cli::parse_count)]
     pub(crate) megabytes: usize,
@@ -30,10 +37,28 @@ pub(crate) struct OverlaybdArgs {
 /// Runs it.
 pub(crate) fn run(args: &OverlaybdArgs) -> Result<Report> {
     let data = plain(args.megabytes << 20);
-    let place = Place::new(args.dir.as_deref(), 5 * data.len() as u64)?;
-    let mut metrics = lookup::measure(args.rounds);
-    metrics.extend(zfile::measure(&data[..data.len().min(32 << 20)], args.rounds)?);
-    metrics.extend(write::measure(&data, &place, args.rounds)?);
+    let place = Place::new(args.dir.as_deref(), 6 * data.len() as u64 + (512 << 20))?;
+    let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|only| only == part);
+    let mut metrics = Vec::new();
+    if wanted("lookup") {
+        metrics.extend(lookup::measure(args.rounds));
+    }
+    if wanted("zfile") {
+        metrics.extend(zfile::measure(&data[..data.len().min(32 << 20)], args.rounds)?);
+    }
+    if wanted("write") {
+        metrics.extend(write::measure(&data, &place, args.rounds)?);
+    }
+    if wanted("read") {
+        metrics.extend(read::measure(&data, &place, args.rounds)?);
+    }
+    if wanted("upper") {
+        metrics.extend(upper::writes(args.megabytes, &place, args.rounds)?);
+    }
+    if wanted("seal") {
+        // A layer of one megabyte is enough for a thousand mappings.
+        metrics.extend(upper::seals(args.megabytes * 4000, &place)?);
+    }
     let setting = vec![format!("layers of {} MiB, {}, {} rounds", args.megabytes, place.description, args.rounds)];
     Ok(Report { bench: "overlaybd", setting, metrics, missing: Vec::new() })
 }
@@ -85,8 +110,8 @@ mod tests {
 
     #[test]
     fn everything_is_measured() {
-        let report = run(&OverlaybdArgs { dir: None, rounds: 1, megabytes: 2 }).unwrap();
-        assert!(report.metrics.len() > 15);
+        let report = run(&OverlaybdArgs { dir: None, rounds: 1, only: Vec::new(), megabytes: 2 }).unwrap();
+        assert!(report.metrics.len() > 25);
         assert!(report.metrics.iter().all(|metric| metric.value > 0.0));
     }
 }

@@ -22,7 +22,7 @@ use ublk_overlaybd::write::plan::Names;
 const WRITE: usize = 64;
 
 /// A writable layer that was written in random order.
-fn pair(data: &[u8], place: &Place, name: &str, seed: u64) -> Result<Layer> {
+pub(super) fn pair(data: &[u8], place: &Place, name: &str, seed: u64) -> Result<Layer> {
     let size = data.len() as u64;
     let mut order: Vec<usize> = (0..data.len() / (WRITE * 512)).collect();
     let mut numbers = Numbers(seed);
