@@ -7,7 +7,7 @@
 //!
 //! Requests come from any number of threads. [`Device::try_read`] never waits for a backend; [`Device::read`] may, and
 //! then holds up nobody else. Which layers there are is one shared pointer: a request takes it once and keeps to it, so
-//! that the layers can change under running requests, see [`Device::push`].
+//! that the layers can change under running requests, see [`seal`](crate::seal).
 //!
 //! Damaged blocks of compressed layers are dropped from the cache and fetched again, three times at most, where they are
 //! decoded ([`crate::backend::ZFile`]); what is left after that is an error here. [`EngineError::errno`] is the one place

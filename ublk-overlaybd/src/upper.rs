@@ -23,7 +23,7 @@
 //! 5. Data that was overwritten is punched out of the file only after the entry that overwrote it is durable, and after
 //!    those who may be reading it have finished. Data is placed so that whole blocks of the file system die.
 //! 6. An index with many more slots than there are mappings is written anew beside the old one and takes its name, and so
-//!    does its sidecar ([`renew`]). Flushes wait meanwhile; reads and writes do not.
+//!    does its sidecar ([`Upper::renew`]). Flushes wait meanwhile; reads and writes do not.
 //!
 //! When a layer is opened, what is left out is cut off and synced before anything is written, so that leftovers of an older
 //! crash can never be taken for parts of a newer one. A sync that fails leaves unknown what is on the disk, so it is never

@@ -68,10 +68,10 @@ impl Commit {
         let sizes = [HEADER_SIZE as u64 + slots * ENTRY_SIZE as u64, sidecar::position(slots)];
         for (medium, size) in [&logs.index, &logs.sidecar].into_iter().zip(sizes) {
             let Some(descriptor) = medium.descriptor() else { continue };
-            match rustix::fs::fallocate(descriptor, FallocateFlags::KEEP_SIZE, 0, size) {
-                Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => return Err(UpperError::NoSpace),
-                // No such thing there, or a file system that is in trouble and will say so where it matters.
-                _ => {}
+            // Any other error is of a file system that cannot, or is in trouble and will say so where it matters.
+            let made = rustix::fs::fallocate(descriptor, FallocateFlags::KEEP_SIZE, 0, size);
+            if let Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) = made {
+                return Err(UpperError::NoSpace);
             }
         }
         self.room.store(end, Ordering::Relaxed);

@@ -70,12 +70,12 @@ pub(super) struct ByName {
 }
 
 impl ByName {
-    fn new(path: &Path) -> PathBuf {
+    fn temporary(path: &Path) -> PathBuf {
         open::with_suffix(path, ".new")
     }
 
     fn rename(path: &Path) -> io::Result<()> {
-        std::fs::rename(Self::new(path), path)?;
+        std::fs::rename(Self::temporary(path), path)?;
         sync(path)
     }
 }
@@ -87,7 +87,8 @@ fn sync(path: &Path) -> io::Result<()> {
 impl Renewal for ByName {
     fn begin(&self) -> io::Result<Renewed> {
         let create = |path: &Path| -> io::Result<Arc<dyn Medium>> {
-            let file = File::options().read(true).write(true).create(true).truncate(true).open(Self::new(path))?;
+            let file =
+                File::options().read(true).write(true).create(true).truncate(true).open(Self::temporary(path))?;
             // A new file's permissions are the umask's; these are those of the old one.
             if let Ok(old) = path.metadata() {
                 file.set_permissions(old.permissions())?;
