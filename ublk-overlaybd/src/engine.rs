@@ -116,6 +116,11 @@ impl Drop for Writing {
 }
 
 /// A disk. See the [module](self).
+///
+/// All its methods take `&self`, and may be called from any number of threads at once; those of a queue that must not wait use
+/// [`try_read`](Self::try_read) or [`locate`](Self::locate), and leave [`read`](Self::read),
+/// [`flush`](Self::flush), writes with `fua` and writes of parts of sectors to others: these wait for disks or backends. Other
+/// writes and discards wait for writes that overlap them, and for a flush when 65,536 entries wait for one or space runs out.
 #[derive(Debug)]
 pub struct Device {
     size: u64,

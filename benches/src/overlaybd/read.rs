@@ -85,9 +85,9 @@ fn one_by_one(order: &[u64], mut read: impl FnMut(&mut [u8], u64) -> Result<()>)
 }
 
 fn by_ring_plain(order: &[u64], file: &File) -> Result<()> {
-    let mut ring = Ring::new(DEPTH, BLOCK)?;
+    let mut ring: Ring<(&File, u64)> = Ring::new(DEPTH, BLOCK)?;
     for &at in order {
-        ring.read(|&at| Some((file.as_fd(), at)), at)?;
+        ring.read(|(file, at)| Some((file.as_fd(), *at)), (file, at))?;
     }
     ring.finish()
 }

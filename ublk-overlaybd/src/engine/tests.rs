@@ -56,7 +56,7 @@ impl Random {
 }
 
 #[test]
-fn any_ranges_are_those_of_a_plain_array_through_seals_and_restarts() {
+fn any_ranges_are_those_of_a_plain_array_through_seals() {
     for seed in 0..40 {
         let disk = Disk::new();
         let (device, mut array) = device(&disk);

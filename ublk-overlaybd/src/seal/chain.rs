@@ -39,6 +39,10 @@ struct State {
 }
 
 /// The writable layers of a disk, one over the other, and the file that names them.
+///
+/// It may be sent and shared between threads; a seal is one thread's at a time (`&mut self`), and no request needs the chain:
+/// put it behind a lock of its own, and never wait for that lock where requests are served, since
+/// [`seal`](Self::seal) returns only when the old layer's index is on the disk.
 #[derive(Debug)]
 pub struct Chain {
     path: PathBuf,

@@ -44,6 +44,16 @@ fn write(device: &Device, array: &mut [u8], seed: u64) {
     array[start..start + 10_000 / 512 * 512].fill(0);
 }
 
+/// What those rely on who serve requests in threads of their own.
+#[test]
+fn disks_and_chains_are_for_many_threads() {
+    fn is_shared<T: Send + Sync + 'static>() {}
+    is_shared::<Device>();
+    is_shared::<Chain>();
+    is_shared::<crate::engine::Located>();
+    is_shared::<crate::image::Shelf>();
+}
+
 #[test]
 fn a_crash_at_any_step_leaves_the_same_disk_and_the_seal_is_finished() {
     let dir = tempfile::tempdir().unwrap();

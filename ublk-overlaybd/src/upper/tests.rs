@@ -227,6 +227,79 @@ fn power_cuts_at_every_operation_lose_nothing_that_was_flushed() {
     assert!(crashes > 1000, "only {crashes} crashes");
 }
 
+/// Writers, each with sectors of its own, while somebody frees and renews: a power cut leaves each sector as it was at its
+/// writer's last flush, or later.
+#[test]
+fn power_cuts_under_writers_at_once_lose_nothing_that_was_flushed() {
+    const THREADS: u64 = 4;
+    let mine = SECTORS / THREADS;
+    let mut kept = 0;
+    for seed in 0..seeds() {
+        let (disk, upper) = new();
+        disk.cut_at(disk.operations() + 10 + seed * 3 % 400);
+        // What each sector was at a flush that returned, and what it was last meant to be.
+        let sectors: Vec<_> = (0..SECTORS).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (upper, sectors) = (&upper, &sectors);
+                scope.spawn(move || {
+                    let mut random = Random(seed * THREADS + thread);
+                    for id in 1.. {
+                        let start = thread * mine + random.below(mine);
+                        let len = 1 + random.below((thread + 1) * mine - start);
+                        for sector in start..start + len {
+                            sectors[usize::try_from(sector).unwrap()].1.store(id, Ordering::Relaxed);
+                        }
+                        let Ok(slots) = upper.write(start, &contents(id, start, len)) else { return };
+                        if random.below(3) == 0 {
+                            let Ok(()) = upper.flush_to(slots) else { return };
+                            // All that this thread wrote so far.
+                            for (flushed, last) in &sectors[usize::try_from(thread * mine).unwrap()..][..12] {
+                                flushed.store(last.load(Ordering::Relaxed), Ordering::Relaxed);
+                            }
+                        }
+                    }
+                });
+            }
+            let upper = &upper;
+            scope.spawn(move || while upper.reclaim().is_ok() && upper.renew_now().is_ok() {});
+        });
+        for state in [0, 1, seed + 2] {
+            let found = ids(&open(&disk.after_cut(state)).unwrap());
+            for ((id, (flushed, last)), sector) in found.iter().zip(&sectors).zip(0..) {
+                let (flushed, last) = (flushed.load(Ordering::Relaxed), last.load(Ordering::Relaxed));
+                let context = format!("seed {seed}, state {state}, sector {sector}");
+                assert!((flushed..=last).contains(id), "{context}: {id} is not of {flushed}..={last}");
+                kept += u64::from(flushed > 0);
+            }
+        }
+    }
+    assert!(kept > 1000, "only {kept} sectors had been flushed");
+}
+
+#[test]
+fn a_hybrid_layer_is_appended_to_and_stays_one() {
+    let disk = Disk::new();
+    files(&disk).format(SECTORS * SECTOR, Uuid::from_u128(99)).unwrap();
+    for (name, flags) in [("data", 0x23), ("index", 0x21)] {
+        disk.open(name).write_all_at(&[flags], 28).unwrap();
+    }
+    let upper = open(&disk).unwrap();
+    upper.write(1, &sector(1, 1)).unwrap();
+    upper.flush().unwrap();
+    // A peer writes over it in its place: no checksum of ours says anything about that.
+    disk.open("data").write_all_at(&sector(2, 1), 4096).unwrap();
+    drop(upper);
+    let upper = open(&disk).unwrap();
+    assert_eq!(ids(&upper)[1], 2);
+    upper.write(1, &sector(3, 1)).unwrap();
+    upper.renew_now().unwrap();
+    assert_eq!(disk.contents("data").unwrap()[4096..][..512], sector(2, 1), "it is not overwritten");
+    drop(upper);
+    assert_eq!(ids(&open(&disk).unwrap())[1], 3);
+    assert_eq!([disk.contents("data").unwrap()[28], disk.contents("index").unwrap()[28]], [0x23, 0x21]);
+}
+
 #[test]
 fn an_index_written_anew_is_short_and_says_the_same() {
     let (disk, upper) = new();

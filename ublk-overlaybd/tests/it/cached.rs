@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use ublk_overlaybd::backend::{Cached, Source as _};
+use ublk_overlaybd::engine::Device;
 use ublk_overlaybd::format::trace::{Op, Record, Trace};
 use ublk_overlaybd::image::Image;
+use ublk_overlaybd::index::Piece;
 use ublk_overlaybd::layer::Layer;
 
 /// The cache's file that has these bytes of the blob at this place.
@@ -64,7 +66,7 @@ fn a_damaged_copy_is_fetched_again() {
     let image = Image::new(layers.to_vec()).unwrap();
     // Nothing but headers, indexes and jump tables has been fetched.
     let mut buf = vec![0; 4096];
-    let pieces: Vec<_> = image.stack().lookup(0..image.sectors()).filter(|piece| piece.kind.is_some()).collect();
+    let pieces: Vec<_> = pieces_of(&image).collect();
     let missing = pieces.iter().filter(|piece| !image.try_read_at(&mut buf, piece.start * 512).unwrap()).count();
     assert!(missing > 5, "{missing} of {} pieces", pieces.len());
     assert_eq!(sha256(&read_all(&image)), STACK_SHA256);
@@ -90,6 +92,56 @@ fn a_damaged_copy_is_fetched_again() {
     let image = Image::new(vec![Arc::new(Layer::open(Arc::new(source), "wrong in the store").unwrap())]).unwrap();
     let error = image.read_exact_at(&mut vec![0; 4 << 20], 0).unwrap_err();
     assert!(error.is_corrupt() && error.to_string().contains("wrong in the store"), "{error}");
+    // Whoever reads the disk gets EIO, and the rest of it goes on being read.
+    let device = Device::over(&image, None).unwrap();
+    let sectors = pieces_of(&image).flat_map(|piece| piece.start..piece.end());
+    let results: Vec<_> = sectors.map(|sector| device.read(&mut [0; 512], sector * 512)).collect();
+    assert!(results.iter().filter(|result| result.is_ok()).count() > 500);
+    let errors: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
+    assert!(!errors.is_empty() && errors.iter().all(|error| error.errno() == libc::EIO), "{errors:?}");
+}
+
+fn pieces_of(image: &Image) -> impl Iterator<Item = Piece> {
+    image.stack().lookup(0..image.sectors()).filter(|piece| piece.kind.is_some())
+}
+
+/// Many who want the same at once cause one request for it.
+#[test]
+fn misses_of_many_are_one_request() {
+    let blob = std::fs::read(samples().join("zfile/l0.lz4.4k.zfile")).unwrap();
+    let digest = Digest::of(&blob);
+    let memory = MemoryBlobs::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(memory.put(&digest, Body::Bytes(blob.clone().into()))).unwrap();
+    let slow = Rates { stalled: 1000, stall: Duration::from_millis(20), ..Rates::default() };
+    let store = Arc::new(Faulty::new(memory, slow, 1));
+    let dir = tempfile::tempdir().unwrap();
+    let config = CacheConfig {
+        chunk: 4096,
+        max_request: 4096,
+        read_ahead: 0,
+        keep_free: 0,
+        ..CacheConfig::new(dir.path(), 1 << 30)
+    };
+    let cache = ChunkCache::open(config, store.clone()).unwrap();
+    let source = Cached::new(cache.blob(digest, blob.len() as u64, None).unwrap());
+    let image = Image::new(vec![Arc::new(Layer::open(Arc::new(source), "slow").unwrap())]).unwrap();
+    let device = Device::over(&image, None).unwrap();
+    let expected = Image::new(vec![Arc::new(Layer::open(Arc::new(blob.clone()), "in memory").unwrap())]).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                for piece in pieces_of(&image) {
+                    let (mut found, mut bytes) = ([0; 512], [0; 512]);
+                    device.read(&mut found, piece.start * 512).unwrap();
+                    expected.read_exact_at(&mut bytes, piece.start * 512).unwrap();
+                    assert_eq!(found, bytes);
+                }
+            });
+        }
+    });
+    // A request for each chunk at most, the header's and the index's among them: every one was slow, so all are counted.
+    assert!(store.faults() <= blob.len().div_ceil(4096) as u64, "{} requests", store.faults());
 }
 
 /// A store whose answers are wrong, short, late or none: what is read is right, or an error, and never a wait without end.
@@ -132,7 +184,7 @@ fn whatever_a_store_does_a_read_is_right_or_an_error() {
         };
         let image = Image::new(vec![Arc::new(layer)]).unwrap();
         // Of what is mapped: the rest asks nobody.
-        for piece in image.stack().lookup(0..image.sectors()).filter(|piece| piece.kind.is_some()) {
+        for piece in pieces_of(&image) {
             let mut found = vec![0xEE; 4096];
             let offset = (piece.start * 512).min(image.size() - 4096);
             match image.read_exact_at(&mut found, offset) {
