@@ -10,6 +10,9 @@ use fs3_client::Digest;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// How often a layer is fetched anew whose headers, tables or index prove wrong.
+const RETRIES: usize = 3;
+
 /// Opens the lower layers of the configuration that messages call `what`, the bottom one first: from local files, and where
 /// there are none from `blobs`.
 ///
@@ -95,13 +98,23 @@ pub(super) fn open(
             return Err(key(what, format!("lowers[{number}]"), &format!("{digest} is not here")).into());
         }
     };
-    Ok(match &lower.target {
-        None => Layer::open(stored, name)?,
-        Some(target) => {
-            let target = open_target(target).map_err(|error| error.of(what, number))?;
-            Layer::open_turbo(stored, target, name)?
+    let target = lower.target.as_ref().map(open_target).transpose().map_err(|error| error.of(what, number))?;
+    let mut tries = 0;
+    loop {
+        let (source, name) = (Arc::clone(&stored), name.as_str());
+        let opened = match &target {
+            None => Layer::open(source, name),
+            Some(target) => Layer::open_turbo(source, Arc::clone(target), name),
+        };
+        match opened {
+            // Perhaps only the copy at hand is wrong. Little of it was fetched so far.
+            Err(error) if error.is_corrupt() && tries < RETRIES && stored.drop_cached(0..stored.size()) => {
+                tracing::warn!(%error, "a layer is wrong, and is fetched anew");
+                tries += 1;
+            }
+            opened => return Ok(opened?),
         }
-    })
+    }
 }
 
 /// Why a target is not read.

@@ -12,10 +12,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use ublk_overlaybd::backend::{Cached, Source as _};
+use ublk_overlaybd::backend::{Cached, CachedBlobs, Repositories, Source as _};
 use ublk_overlaybd::engine::Device;
 use ublk_overlaybd::format::trace::{Op, Record, Trace};
-use ublk_overlaybd::image::Image;
+use ublk_overlaybd::image::spec::ImageSpec;
+use ublk_overlaybd::image::{Image, lowers};
 use ublk_overlaybd::index::Piece;
 use ublk_overlaybd::layer::Layer;
 
@@ -103,6 +104,39 @@ fn a_damaged_copy_is_fetched_again() {
 
 fn pieces_of(image: &Image) -> impl Iterator<Item = Piece> {
     image.stack().lookup(0..image.sectors()).filter(|piece| piece.kind.is_some())
+}
+
+/// Headers, tables and indexes have to be right before a layer is open at all: they are fetched anew as well.
+#[test]
+fn a_damaged_copy_of_a_header_or_an_index_is_fetched_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for path in ["zfile/l0.lz4.4k.zfile", "lsmt/l0.lsmt"] {
+        let store = Arc::new(MemoryBlobs::default());
+        let blob = std::fs::read(samples().join(path)).unwrap();
+        let digest = Digest::of(&blob);
+        runtime.block_on(store.put(&digest, Body::Bytes(blob.clone().into()))).unwrap();
+        let cache = dir.path().join(digest.hex());
+        let config = CacheConfig { chunk: 4096, read_ahead: 0, keep_free: 0, ..CacheConfig::new(&cache, 1 << 30) };
+        let repositories = Arc::new(Repositories::new(registry::Options::default(), Some(store.clone())).unwrap());
+        let blobs = CachedBlobs::new(ChunkCache::open(config, repositories.clone()).unwrap(), repositories);
+        let json = format!(r#"{{"lowers": [{{"digest": "{digest}", "size": {}}}]}}"#, blob.len());
+        let spec = ImageSpec::parse(json.as_bytes(), "a configuration", dir.path()).unwrap();
+        let expected = read_all(&Image::new(lowers(&spec, "c", Some(&blobs)).unwrap()).unwrap());
+        for at in [30, blob.len() - 4096 + 30] {
+            let file = data_file(&cache, &blob, at);
+            File::options().write(true).open(file).unwrap().write_all_at(&[0xEE; 40], at as u64).unwrap();
+            let image = Image::new(lowers(&spec, "c", Some(&blobs)).unwrap()).unwrap();
+            assert!(read_all(&image) == expected, "{path}: damaged at {at}");
+        }
+        // Where the store has no better it ends.
+        let wrong = [&[0xEE; 30][..], &blob[30..]].concat();
+        let digest = Digest::of(&wrong);
+        runtime.block_on(store.put(&digest, Body::Bytes(wrong.into()))).unwrap();
+        let json = format!(r#"{{"lowers": [{{"digest": "{digest}", "size": {}}}]}}"#, blob.len());
+        let spec = ImageSpec::parse(json.as_bytes(), "a configuration", dir.path()).unwrap();
+        assert!(lowers(&spec, "c", Some(&blobs)).unwrap_err().is_corrupt(), "{path}");
+    }
 }
 
 /// Many who want the same at once cause one request for it.
