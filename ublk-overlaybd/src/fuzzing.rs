@@ -2,12 +2,14 @@
 //! if an invariant that it states does not hold. They are here so that property tests run the same code on stable Rust.
 
 use crate::backend::{Gzip, Source};
+use crate::engine::Device;
 use crate::format::lsmt::SECTOR;
 use crate::format::trace::Trace;
 use crate::image::Image;
 use crate::image::spec::ImageSpec;
 use crate::index::Kind;
 use crate::layer::Layer;
+use crate::upper::{Limits, Upper, sidecar_path};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -63,6 +65,43 @@ fn look_at(layer: Layer) {
         let zero = !matches!(piece.kind, Some(Kind::Data { .. }));
         assert!(!zero || (result.is_ok() && buf.iter().all(|&b| b == 0)), "what is not mapped is not zero");
     }
+}
+
+/// A writable layer whose data, index and log go on with any bytes behind their headers, which the first four bytes cut in
+/// three: it opens, reads, takes a write, and opened again it says the same and has nothing left to repair.
+///
+/// # Panics
+/// Where files cannot be written, too.
+pub fn upper(data: &[u8]) {
+    const SIZE: u64 = 1 << 20;
+    let Some((cuts, rest)) = data.split_first_chunk::<4>() else { return };
+    let first = usize::from(u16::from_le_bytes([cuts[0], cuts[1]])).min(rest.len());
+    let (data, rest) = rest.split_at(first);
+    let (index, log) = rest.split_at(usize::from(u16::from_le_bytes([cuts[2], cuts[3]])).min(rest.len()));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (data_path, index_path) = (dir.path().join("data"), dir.path().join("index"));
+    let open = || Upper::open_pair(&data_path, &index_path, Limits::default()).expect("it opens whatever is behind");
+    drop(Upper::create(&data_path, &index_path, SIZE, Limits::default()).expect("a new layer"));
+    for (path, bytes) in [(&data_path, data), (&index_path, index), (&sidecar_path(&data_path), log)] {
+        let mut file = std::fs::File::options().append(true).open(path).expect("a file");
+        std::io::Write::write_all(&mut file, bytes).expect("a written file");
+    }
+    let extents = |upper: &Upper| upper.to_index().expect("what was read can be written").iter().collect::<Vec<_>>();
+    let upper = open();
+    upper.write(3, &[0x77; 512]).expect("a write");
+    upper.flush().expect("a flush");
+    upper.reclaim().expect("what is garbage is freed");
+    let before = extents(&upper);
+    drop(upper);
+    let upper = open();
+    assert_eq!(upper.recovered().dropped, None, "something was left to repair");
+    assert_eq!(extents(&upper), before, "it says something else");
+    let device = Device::new(&[], Some(upper)).expect("a disk");
+    let mut sector = [0; 512];
+    device.read(&mut sector, 3 * SECTOR).expect("a read");
+    assert_eq!(sector, [0x77; 512]);
+    let mut all = vec![0; 1 << 20];
+    device.read(&mut all, 0).expect("all that is mapped can be read");
 }
 
 /// Any bytes as a gzip file and its index, which the first four bytes cut in two.

@@ -5,7 +5,7 @@ use crate::support::{run, samples};
 use fixtures::overlaybd::{Oddities, Write, ZStyle, committed, indexed_gzip, zfile};
 use proptest::prelude::*;
 use std::process::Command;
-use ublk_overlaybd::format::lsmt::{Flags, Header};
+use ublk_overlaybd::format::lsmt::{Entry, Flags, Header, PADDING};
 use ublk_overlaybd::format::zfile::{Algorithm, Geometry};
 use ublk_overlaybd::fuzzing;
 
@@ -68,6 +68,33 @@ fn apply(bytes: &mut Vec<u8>, damage: &Damage) {
         }
         Damage::Cut(at) => bytes.truncate(at.index(len)),
         Damage::Extend(more) => bytes.extend(more),
+    }
+}
+
+proptest! {
+    // Each syncs a dozen times.
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(6), ..ProptestConfig::default() })]
+
+    /// Entries that may be, that may not, padding and nonsense, behind the right headers.
+    #[test]
+    fn invented_writable_layers(
+        data in proptest::collection::vec(any::<u8>(), 0..9000),
+        entries in proptest::collection::vec((0..2100u64, 0..40u32, 0..30u64, any::<bool>(), 0..12u8), 0..40),
+        log in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let index: Vec<u8> = entries.iter().flat_map(|&(offset, length, moffset, zeroed, oddity)| match oddity {
+            0 => PADDING,
+            1 => [0; 16],
+            2 => [0xFF; 16],
+            _ => Entry { offset, length: length + 1, moffset: moffset + 6, zeroed, tag: oddity }.encode().unwrap(),
+        }).collect();
+        let cuts = [data.len(), index.len()].map(|len| u16::try_from(len).unwrap().to_le_bytes()).concat();
+        fuzzing::upper(&[&cuts[..], &data, &index, &log].concat());
+    }
+
+    #[test]
+    fn any_bytes_behind_a_writable_layer(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fuzzing::upper(&bytes);
     }
 }
 
