@@ -105,7 +105,8 @@ impl Layer {
     /// Opens a writable layer for reading: `data` and `index` as they are, or, where `index` is none, a sparse file whose
     /// holes are the index.
     ///
-    /// The replay of the index stops at the first entry that cannot be; [`About::replayed`] says so.
+    /// The replay of the index stops at the first entry that cannot be; [`About::replayed`] says so. No disk can be opened
+    /// over the pair as long as this is open, and this not while one is.
     ///
     /// # Errors
     /// Names the field that is wrong, or says what the system said.

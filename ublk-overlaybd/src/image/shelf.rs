@@ -117,6 +117,7 @@ mod tests {
             upper.write(sector * 2, &[7; 512]).unwrap();
         }
         upper.flush().unwrap();
+        drop(upper);
         let pair = Layer::open_pair(&data, Some(&index)).unwrap();
         let wrapping = Wrapping { compression: None, tar: false, threads: 1, replace: true };
         commit(&pair, &Names::default(), path, wrapping, &Silent).unwrap();

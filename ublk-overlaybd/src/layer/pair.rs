@@ -46,6 +46,7 @@ impl From<ReadError> for Stop {
 pub(super) fn open(data_path: &Path, index_path: Option<&Path>) -> Result<Layer, ReadError> {
     let name: Arc<str> = data_path.display().to_string().into();
     let file = FileSource::open(data_path)?;
+    not_in_use(&file)?;
     let corrupt = |why: String| ReadError::Corrupt { what: name.to_string(), offset: 0, why };
     let header = header(&file, &name, 0, "LSMT header")?;
     if !header.flags.is_header() || !header.flags.is_data() {
@@ -79,6 +80,22 @@ pub(super) fn open(data_path: &Path, index_path: Option<&Path>) -> Result<Layer,
     // The last sector of a sparse file may be cut short.
     let data: Arc<dyn Source> = Arc::new(file);
     Ok(Layer { name, stored: Arc::clone(&data), data, index: Arc::new(map), about, zfile: None })
+}
+
+/// Keeps the layer from being written to as long as its file is open here: a disk that has it frees what it overwrites, so that
+/// whoever reads by an older index would read zeros.
+fn not_in_use(file: &FileSource) -> Result<(), ReadError> {
+    let Err(error) = rustix::fs::flock(file.file(), rustix::fs::FlockOperation::NonBlockingLockShared) else {
+        return Ok(());
+    };
+    let what = file.path().display().to_string();
+    if error == rustix::io::Errno::WOULDBLOCK {
+        let why = "a running disk writes to it: stop that first, or seal its layer";
+        return Err(ReadError::Local { what, source: std::io::Error::new(std::io::ErrorKind::ResourceBusy, why) });
+    }
+    // A file system without locks: then nobody can have the disk open here either.
+    tracing::debug!(file = what, %error, "cannot lock it");
+    Ok(())
 }
 
 /// Replays the index file over data that ends at sector `data_end`.

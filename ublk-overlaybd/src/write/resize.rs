@@ -2,6 +2,8 @@
 
 use super::WriteError;
 use crate::format::lsmt::{HEADER_SIZE, Header, SECTOR};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -22,6 +24,11 @@ pub fn resize(data: &Path, index: Option<&Path>, virtual_size: u64) -> Result<u6
     for path in index.into_iter().chain([data]) {
         let file =
             File::options().read(true).write(true).open(path).map_err(WriteError::io(path, "open it for writing"))?;
+        if path == data && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
+        {
+            let source = std::io::Error::new(std::io::ErrorKind::ResourceBusy, "a running disk writes to it");
+            return Err(WriteError::io(path, "change its size")(source));
+        }
         let mut block = [0; HEADER_SIZE];
         file.read_exact_at(&mut block, 0).map_err(WriteError::io(path, "read its header"))?;
         let header = Header::parse(&block).map_err(|error| corrupt(path, error.to_string()))?;

@@ -329,6 +329,18 @@ fn privileged_the_file_is_a_disk() {
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(said.contains("has it open") && said.contains("data"), "{said}");
         assert!(!other.exists());
+        // Nor does anybody read it while it changes, or change its size.
+        for args in [
+            vec!["commit", path(&data), path(&index), path(&other)],
+            vec!["export", path(&lower), "--upper", path(&data), path(&index), path(&other)],
+            vec!["resize", path(&data), path(&index), "--size", "16MiB"],
+            vec!["seal", path(&data), path(&index)],
+        ] {
+            let refused = run(&args);
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(!refused.status.success() && said.contains("running disk"), "{args:?}: {said}");
+            assert!(!other.exists());
+        }
 
         let file = File::options().read(true).write(true).open(&disk).unwrap();
         let mut array = pattern.clone();
