@@ -74,7 +74,7 @@ impl<G> Drop for Ring<G> {
     fn drop(&mut self) {
         if self.finish().is_err() {
             // The kernel may still write there.
-            std::mem::take(&mut self.slots).into_iter().for_each(|(buffer, _)| drop(Box::leak(buffer)));
+            std::mem::forget(std::mem::take(&mut self.slots));
         }
     }
 }
