@@ -5,6 +5,8 @@ mod blobs;
 mod check;
 mod commit;
 mod create;
+#[cfg(feature = "ublk")]
+mod device;
 mod diff;
 mod export;
 mod fuse;
@@ -17,6 +19,8 @@ mod mkfs;
 mod output;
 mod progress;
 mod seal;
+#[cfg(feature = "ublk")]
+mod serve;
 mod wrapping;
 
 use clap::{Parser, Subcommand};
@@ -83,6 +87,64 @@ enum Command {
     /// Show a disk as one file, to be loop-mounted or given to a virtual machine
     #[command(after_help = fuse::HELP)]
     Fuse(fuse::Args),
+    #[cfg(feature = "ublk")]
+    #[command(flatten)]
+    Daemon(DaemonCommand),
+}
+
+/// What needs the daemon, or is it.
+#[cfg(feature = "ublk")]
+#[derive(Debug, Subcommand)]
+enum DaemonCommand {
+    /// Serve disks as /dev/ublkbN: the daemon
+    #[command(after_help = serve::HELP)]
+    Serve(serve::Args),
+    /// Run `serve`, and start it again when it dies, where there is no systemd
+    Supervise(serve::Args),
+    /// Make a device of layers; the same call again gives the same device
+    #[command(after_help = device::HELP)]
+    Add(device::AddArgs),
+    /// List the devices
+    List(device::ListArgs),
+    /// Show a device
+    Stat(device::NameArgs),
+    /// Remove devices
+    Rm(device::RemoveArgs),
+    /// Seal a device's writable layer, and put a new one over it, while it is in use
+    Snapshot(device::NameArgs),
+    /// Make a device's disk larger, while it is in use
+    Grow(device::GrowArgs),
+    /// Hold a device's requests, and make its files those of one moment
+    Quiesce(device::QuiesceArgs),
+    /// Let a quiesced device go on
+    Resume(device::NameArgs),
+    /// Show the daemon
+    Status(device::ListArgs),
+    /// Show what happened, a line of JSON each
+    Events(device::EventsArgs),
+    /// Have the daemon become the program that is at its path now
+    Upgrade(device::UpgradeArgs),
+}
+
+#[cfg(feature = "ublk")]
+impl DaemonCommand {
+    fn run(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Serve(args) => serve::run(args),
+            Self::Supervise(args) => serve::supervise(args),
+            Self::Add(args) => device::add(args),
+            Self::List(args) => device::list(args),
+            Self::Stat(args) => device::stat(args),
+            Self::Rm(args) => device::remove(args),
+            Self::Snapshot(args) => device::snapshot(args),
+            Self::Grow(args) => device::grow(args),
+            Self::Quiesce(args) => device::quiesce(args),
+            Self::Resume(args) => device::resume(args),
+            Self::Status(args) => device::status(args),
+            Self::Events(args) => device::events(args),
+            Self::Upgrade(args) => device::upgrade(args),
+        }
+    }
 }
 
 /// The data is corrupt, and that was said already.
@@ -94,6 +156,12 @@ struct Corrupt;
 #[derive(Debug, thiserror::Error)]
 #[error("the disks differ")]
 struct Differ;
+
+/// Something that was run failed, and said why.
+#[cfg(feature = "ublk")]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Failed(String);
 
 /// It was called wrongly.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +192,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Import(args) => import::run(args),
         Command::Mkfs(args) => mkfs::run(args),
         Command::Fuse(args) => fuse::run(args),
+        #[cfg(feature = "ublk")]
+        Command::Daemon(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -151,10 +221,12 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     let corrupt = find(|e| e.is::<Corrupt>())
         || find(|e| e.downcast_ref::<ReadError>().is_some_and(ReadError::is_corrupt))
         || find(|e| e.downcast_ref::<ImageError>().is_some_and(ImageError::is_corrupt))
-        || find(|e| e.downcast_ref::<WriteError>().is_some_and(WriteError::is_corrupt));
+        || find(|e| e.downcast_ref::<WriteError>().is_some_and(WriteError::is_corrupt))
+        || daemon_says(error, exit::CORRUPT);
     let usage = find(|e| e.is::<Usage>())
         || find(|e| matches!(e.downcast_ref(), Some(WriteError::Asked(_))))
-        || find(|e| matches!(e.downcast_ref(), Some(MkfsError::Asked(_))));
+        || find(|e| matches!(e.downcast_ref(), Some(MkfsError::Asked(_))))
+        || daemon_says(error, exit::USAGE);
     match (usage, corrupt) {
         (true, _) => exit::USAGE,
         (_, true) => exit::CORRUPT,
@@ -175,28 +247,45 @@ fn sentence(error: &anyhow::Error) -> String {
     })
 }
 
-fn hint(error: &anyhow::Error) -> Option<&'static str> {
-    error.chain().find_map(|e| {
-        if let Some(WriteError::Exists(_)) = e.downcast_ref() {
-            return Some("--force replaces what exists, where the command has it");
-        }
-        if let Some(WriteError::TooManyEntries(_)) = e.downcast_ref() {
-            return Some("a disk written in larger pieces has fewer mappings; merge fewer layers at a time");
-        }
-        if let Some(SpecError::Json { source, .. }) = e.downcast_ref()
-            && source.is_data()
-        {
-            return Some("docs/overlaybd.md lists the keys");
-        }
-        let text = e.to_string();
-        if text.contains("so this is the data file of a writable layer") {
-            return Some("give it as --upper DATA INDEX, or DATA INDEX, as the command's help says");
-        }
-        if text.contains("flags do not say sparse") {
-            return Some("`-` for the index is for sparse layers alone");
-        }
-        None
-    })
+/// Whether what the daemon answered, or what it was told, makes this the exit code.
+fn daemon_says(error: &anyhow::Error, code: u8) -> bool {
+    #[cfg(feature = "ublk")]
+    return error.chain().any(|e| device::exit_code(e) == Some(code));
+    #[cfg(not(feature = "ublk"))]
+    return {
+        let _ = (error, code);
+        false
+    };
+}
+
+fn hint(error: &anyhow::Error) -> Option<String> {
+    #[cfg(feature = "ublk")]
+    if let Some(hint) = error.chain().find_map(device::hint) {
+        return Some(hint);
+    }
+    error.chain().find_map(known_hint).map(str::to_owned)
+}
+
+fn known_hint(e: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    if let Some(WriteError::Exists(_)) = e.downcast_ref() {
+        return Some("--force replaces what exists, where the command has it");
+    }
+    if let Some(WriteError::TooManyEntries(_)) = e.downcast_ref() {
+        return Some("a disk written in larger pieces has fewer mappings; merge fewer layers at a time");
+    }
+    if let Some(SpecError::Json { source, .. }) = e.downcast_ref()
+        && source.is_data()
+    {
+        return Some("docs/overlaybd.md lists the keys");
+    }
+    let text = e.to_string();
+    if text.contains("so this is the data file of a writable layer") {
+        return Some("give it as --upper DATA INDEX, or DATA INDEX, as the command's help says");
+    }
+    if text.contains("flags do not say sparse") {
+        return Some("`-` for the index is for sparse layers alone");
+    }
+    None
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ mod locate;
 mod locks;
 mod read;
 
-pub use background::Background;
+pub use background::{Background, Upkeep};
 pub use locate::{Located, Place};
 
 use crate::backend::{ReadError, Source};
@@ -30,7 +30,7 @@ use crate::upper::{Stat, Upper, UpperError};
 use locks::RangeLocks;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ impl Drop for Writing {
 /// writes and discards wait for writes that overlap them, and for a flush when 65,536 entries wait for one or space runs out.
 #[derive(Debug)]
 pub struct Device {
-    size: u64,
+    size: AtomicU64,
     chain: RwLock<Arc<Chain>>,
     locks: RangeLocks,
     /// Kept, so that others that come find them open.
@@ -151,13 +151,28 @@ impl Device {
         let top = upper.map(|upper| Arc::new(Top { upper: Arc::new(upper), writers: AtomicUsize::new(0) }));
         let chain = Chain { stack: Arc::clone(lowers.stack()), data, frozen: Vec::new(), top };
         let (chain, locks) = (RwLock::new(Arc::new(chain)), RangeLocks::default());
-        Ok(Self { size, chain, locks, _lowers: lowers.clone() })
+        Ok(Self { size: AtomicU64::new(size), chain, locks, _lowers: lowers.clone() })
     }
 
     /// Bytes of the disk.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Makes the disk larger, durably: what is new reads as the layers below have it, mostly zeros.
+    ///
+    /// # Errors
+    /// There is no writable layer, it would shrink or not be whole sectors, or the layer's files cannot be written.
+    pub fn grow(&self, size: u64) -> Result<(), EngineError> {
+        let writing = self.begin_write()?;
+        let before = self.size();
+        if size < before || !size.is_multiple_of(SECTOR) {
+            return Err(EngineError::OutOfRange { start: 0, end: size, size: before });
+        }
+        writing.top.upper.grow(size)?;
+        self.size.fetch_max(size, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Whether writes are refused.
@@ -192,8 +207,8 @@ impl Device {
 
     fn check(&self, offset: u64, len: u64) -> Result<Range<u64>, EngineError> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.size => Ok(offset..end),
-            end => Err(EngineError::OutOfRange { start: offset, end: end.unwrap_or(u64::MAX), size: self.size }),
+            Some(end) if end <= self.size() => Ok(offset..end),
+            end => Err(EngineError::OutOfRange { start: offset, end: end.unwrap_or(u64::MAX), size: self.size() }),
         }
     }
 
@@ -247,6 +262,12 @@ impl Device {
             upper.flush_to(slots)?;
         }
         Ok(())
+    }
+
+    /// Whether the next write may have to wait for a sync, since many writes wait for one.
+    #[must_use]
+    pub fn is_write_slow(&self) -> bool {
+        self.chain().top.as_ref().is_some_and(|top| top.upper.is_crowded())
     }
 
     /// `bytes` with what is before and after them in the first and the last sector. Whoever calls has locked the sectors.

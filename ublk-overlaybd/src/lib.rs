@@ -1,6 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 pub mod backend;
+#[cfg(feature = "ublk")]
+pub mod client;
+#[cfg(feature = "ublk")]
+pub mod daemon;
 pub mod engine;
 pub mod format;
 pub mod fuse;
@@ -10,5 +14,7 @@ pub mod index;
 pub mod layer;
 pub mod mkfs;
 pub mod seal;
+#[cfg(feature = "ublk")]
+pub mod ublk;
 pub mod upper;
 pub mod write;

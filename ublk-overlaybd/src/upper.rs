@@ -151,7 +151,7 @@ pub struct Upper {
     name: String,
     data: Arc<dyn Medium>,
     renewal: Option<Arc<dyn Renewal>>,
-    header: Header,
+    header: RwLock<Header>,
     recovered: Recovered,
     state: RwLock<State>,
     log: Mutex<Log>,
@@ -170,8 +170,8 @@ impl Upper {
 
     /// The header of its data file.
     #[must_use]
-    pub fn header(&self) -> &Header {
-        &self.header
+    pub fn header(&self) -> Header {
+        self.header.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What opening it met.
@@ -344,6 +344,12 @@ impl Upper {
             self.reclaim()?;
         }
         Ok(published)
+    }
+
+    /// Whether so much waits for a flush that a write may soon have to wait too.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let state = self.read_state();
+        state.pending.len() > MAX_PENDING / 2 || state.dying.len() > MAX_PENDING * 2
     }
 
     /// Frees the space of data that was overwritten or discarded, as far as that is durable; returns how many bytes. One

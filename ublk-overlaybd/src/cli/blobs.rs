@@ -6,7 +6,7 @@ use fs3_client::blob_store::local::LocalBlobs;
 use fs3_client::blob_store::retry::Policy;
 use fs3_client::blob_store::s3::{S3Blobs, S3Bucket};
 use fs3_client::{BlobStore, CacheConfig, ChunkCache, Rules, StoreDir, StoreLocation};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use ublk_overlaybd::backend::{Blobs, CachedBlobs, Repositories};
 
@@ -29,12 +29,21 @@ impl BlobArgs {
     /// What was asked for, open.
     pub(super) fn open(&self) -> anyhow::Result<Option<Box<dyn Blobs>>> {
         let Some(dir) = &self.cache else { return Ok(None) };
-        let store = self.store.as_ref().map(open_store).transpose()?;
-        let repositories = Arc::new(Repositories::new(fs3_client::registry::Options::default(), store)?);
-        let config = CacheConfig::new(dir, self.cache_size);
-        let cache = ChunkCache::open(config, Arc::clone(&repositories) as Arc<dyn BlobStore>)?;
-        Ok(Some(Box::new(CachedBlobs::new(cache, repositories))))
+        Ok(Some(open(dir, self.cache_size, self.store.as_ref())?))
     }
+}
+
+fn open(dir: &Path, size: u64, store: Option<&StoreLocation>) -> anyhow::Result<Box<dyn Blobs>> {
+    let store = store.map(open_store).transpose()?;
+    let repositories = Arc::new(Repositories::new(fs3_client::registry::Options::default(), store)?);
+    let cache = ChunkCache::open(CacheConfig::new(dir, size), Arc::clone(&repositories) as Arc<dyn BlobStore>)?;
+    Ok(Box::new(CachedBlobs::new(cache, repositories)))
+}
+
+/// Of the daemon.
+#[cfg(feature = "ublk")]
+pub(super) fn of(config: &ublk_overlaybd::daemon::config::Config) -> anyhow::Result<Option<Box<dyn Blobs>>> {
+    config.cache.as_ref().map(|(dir, size)| open(dir, *size, config.store.as_ref())).transpose()
 }
 
 fn open_store(location: &StoreLocation) -> anyhow::Result<Arc<dyn BlobStore>> {

@@ -90,3 +90,9 @@ pub(super) fn split_out(files: &[PathBuf]) -> anyhow::Result<(&[PathBuf], &Path)
     };
     Ok((layers, out))
 }
+
+/// A path that means the same wherever it is used.
+#[cfg(feature = "ublk")]
+pub(super) fn absolute(path: impl AsRef<Path>) -> anyhow::Result<PathBuf> {
+    Ok(std::path::absolute(path)?)
+}

@@ -201,7 +201,7 @@ fn pair(number: u64) -> Pair {
 fn end(upper: &Upper) -> Result<Arc<Index>, SealError> {
     upper.flush()?;
     let index = upper.to_index()?;
-    let (start, bytes) = ending(&index, upper.header(), upper.data_end())?;
+    let (start, bytes) = ending(&index, &upper.header(), upper.data_end())?;
     let what = upper.name();
     upper.data().write_all_at(&bytes, start).map_err(UpperError::io(what, "write its ending"))?;
     upper.data().sync().map_err(UpperError::io(what, "sync its ending"))?;

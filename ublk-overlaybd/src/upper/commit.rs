@@ -2,7 +2,7 @@
 
 use super::sidecar::{self, Record};
 use super::{Upper, UpperError};
-use crate::format::lsmt::{ENTRY_SIZE, HEADER_SIZE};
+use crate::format::lsmt::{ENTRY_SIZE, HEADER_SIZE, Header, HeaderError, VIRTUAL_SIZE_AT};
 use fs3_client::Medium;
 use rustix::fs::FallocateFlags;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,7 +148,7 @@ impl Upper {
             (state.published - batch.len() as u64, batch)
         };
         self.sync(&*self.data, "sync the data")?;
-        let (uuid, logs) = (self.header.uuid, self.commit.logs());
+        let (uuid, logs) = (self.header().uuid, self.commit.logs());
         // Where the slots are in the files.
         let slot = first - logs.shift;
         let entries: Vec<u8> = batch.iter().flat_map(|record| record.entry).collect();
@@ -163,6 +163,39 @@ impl Upper {
         self.sync(&*logs.index, "sync the index")?;
         self.sync(&*logs.sidecar, "sync the sidecar")?;
         Ok(first + batch.len() as u64)
+    }
+
+    /// Makes the disk larger, durably. A crash in between leaves the one size or the other.
+    ///
+    /// # Errors
+    /// The size cannot be in a header, or a file cannot be written.
+    pub fn grow(&self, virtual_size: u64) -> Result<(), UpperError> {
+        let mut progress = self.commit.lock();
+        while progress.running {
+            progress = self.commit.wait(progress);
+        }
+        // Nobody writes the index anew meanwhile.
+        progress.running = true;
+        drop(progress);
+        let written = self.write_size(virtual_size);
+        self.commit.lock().running = false;
+        self.commit.changed.notify_all();
+        written
+    }
+
+    fn write_size(&self, virtual_size: u64) -> Result<(), UpperError> {
+        self.check()?;
+        let grown = Header { virtual_size, ..self.header() };
+        let unusable = |error: HeaderError| UpperError::Unusable { what: self.name.clone(), why: error.to_string() };
+        grown.encode().map_err(unusable)?;
+        // The data file's header is the one that counts.
+        for medium in [&self.commit.logs().index, &self.data] {
+            let written = medium.write_all_at(&virtual_size.to_le_bytes(), VIRTUAL_SIZE_AT);
+            written.map_err(UpperError::io(&self.name, "write its size"))?;
+            self.sync(&**medium, "sync its size")?;
+        }
+        *self.header.write().unwrap_or_else(PoisonError::into_inner) = grown;
+        Ok(())
     }
 
     /// What could not be written waits on, before what has come since.

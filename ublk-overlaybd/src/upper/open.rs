@@ -201,7 +201,7 @@ impl Upper {
             name,
             data,
             renewal,
-            header,
+            header: RwLock::new(header),
             recovered,
             state: RwLock::new(state),
             log: Mutex::new(log),

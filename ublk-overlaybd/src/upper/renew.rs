@@ -200,9 +200,10 @@ impl Upper {
         let count = entries(index, FIRST_SECTOR, &mut bytes).map_err(io::Error::other);
         let count = count.map_err(io("write the index anew"))?;
         let Some(shift) = published.checked_sub(count) else { return Ok(None) };
-        let mut sums = sidecar::header(self.header.uuid).to_vec();
+        let uuid = self.header().uuid;
+        let mut sums = sidecar::header(uuid).to_vec();
         for (number, entry) in (0..).zip(bytes[HEADER_SIZE..].as_chunks::<ENTRY_SIZE>().0) {
-            sums.extend(Record { entry: *entry, data_crc: None }.encode(number, self.header.uuid));
+            sums.extend(Record { entry: *entry, data_crc: None }.encode(number, uuid));
         }
         let Renewed { index, sidecar } = renewal.begin().map_err(io("begin a new index"))?;
         index.write_all_at(&bytes, 0).map_err(io("write the index anew"))?;

@@ -1,15 +1,12 @@
 //! The size of a writable layer's disk.
 
 use super::WriteError;
-use crate::format::lsmt::{HEADER_SIZE, Header, SECTOR};
+use crate::format::lsmt::{HEADER_SIZE, Header, SECTOR, VIRTUAL_SIZE_AT};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-
-/// Where a header has the size of the disk.
-const VIRTUAL_SIZE_AT: u64 = 48;
 
 /// Changes the size in the headers of a writable layer that nobody has open; returns what it was.
 ///

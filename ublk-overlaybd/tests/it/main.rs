@@ -11,3 +11,10 @@ mod random;
 mod space;
 mod support;
 mod turbo;
+
+#[cfg(feature = "ublk")]
+mod daemon;
+#[cfg(feature = "ublk")]
+mod power;
+#[cfg(feature = "ublk")]
+mod ublk_devices;
