@@ -3,7 +3,7 @@
 //! The kernel keeps pages of a device that outlives its daemon. They are of the layers that the device had; if a file
 //! is another by then, pages and disk would disagree, and nobody would notice.
 
-use crate::daemon::protocol::{DiskSpec, LayerSource};
+use crate::daemon::protocol::DiskSpec;
 use crate::image::spec::ImageSpec;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -83,7 +83,7 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::protocol::UpperFiles;
+    use crate::daemon::protocol::{LayerSource, UpperFiles};
 
     #[test]
     fn another_file_and_a_changed_one_are_noticed_and_a_written_upper_is_not() {
