@@ -3,11 +3,15 @@
 use crate::daemon::protocol::{
     DeviceInfo, DeviceList, DeviceSpec, Event, Failure, FailureDetail, Quiesce, Resize, Sealed, Status,
 };
-use reqwest::{Method, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::net::UnixStream;
 
 /// Why a call did not do what it should.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +22,7 @@ pub enum ClientError {
         /// Where.
         socket: PathBuf,
         /// What the system said.
-        source: reqwest::Error,
+        source: std::io::Error,
     },
     /// It did not answer within the deadline.
     #[error("{socket}: the daemon did not answer within {after:?}")]
@@ -44,48 +48,67 @@ pub enum ClientError {
 /// Beyond the daemon's own deadline, by which it answers.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A daemon, by its socket.
+/// A daemon, by its socket. Each call is a connection of its own.
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
     socket: PathBuf,
 }
 
 impl Client {
     /// Of the daemon that listens at `socket`. Nothing is asked of it yet.
-    ///
-    /// # Errors
-    /// When there cannot be a client at all.
-    pub fn new(socket: &Path) -> Result<Self, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { socket: socket.to_owned(), source };
-        let http = reqwest::Client::builder().unix_socket(socket).build().map_err(unreachable)?;
-        Ok(Self { http, socket: socket.to_owned() })
+    #[must_use]
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> Result<Response, ClientError> {
-        let mut request = self.http.request(method, format!("http://daemon{path}"));
-        if let Some(body) = body {
-            request = request.json(body);
-        }
-        let sent = tokio::time::timeout(DEADLINE, request.send()).await;
-        let sent = sent.map_err(|_| ClientError::TimedOut { socket: self.socket.clone(), after: DEADLINE })?;
-        let response = sent.map_err(|source| ClientError::Unreachable { socket: self.socket.clone(), source })?;
-        if response.status().is_success() {
+    fn unreachable(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ClientError {
+        ClientError::Unreachable { socket: self.socket.clone(), source: std::io::Error::other(source) }
+    }
+
+    async fn request(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
+        let stream = UnixStream::connect(&self.socket).await;
+        let stream = stream.map_err(|source| ClientError::Unreachable { socket: self.socket.clone(), source })?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.unreachable(e))?;
+        // It ends with the answer, or with whoever waits for it.
+        tokio::spawn(connection);
+        sender.send_request(request).await.map_err(|e| self.unreachable(e))
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let body = body.map(serde_json::to_vec).transpose().map_err(|e| self.answer(e.to_string()))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "daemon")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|e| self.answer(e.to_string()))?;
+        let sent = tokio::time::timeout(DEADLINE, self.request(request)).await;
+        let response = sent.map_err(|_| ClientError::TimedOut { socket: self.socket.clone(), after: DEADLINE })??;
+        let status = response.status();
+        if status.is_success() {
             return Ok(response);
         }
-        let status = response.status();
         let failure: Failure = self.json(response).await.map_err(|error| match error {
-            ClientError::Answer { socket, why } => ClientError::Answer { socket, why: format!("{status}: {why}") },
+            ClientError::Answer { why, .. } => self.answer(format!("{status}: {why}")),
             other => other,
         })?;
         Err(ClientError::Refused(failure.error))
     }
 
-    async fn json<T: DeserializeOwned>(&self, response: Response) -> Result<T, ClientError> {
-        response.json().await.map_err(|error| {
-            let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            ClientError::Answer { socket: self.socket.clone(), why }
-        })
+    fn answer(&self, why: String) -> ClientError {
+        ClientError::Answer { socket: self.socket.clone(), why }
+    }
+
+    async fn json<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, ClientError> {
+        let body = response.into_body().collect().await.map_err(|e| self.answer(e.to_string()))?.to_bytes();
+        serde_json::from_slice(&body).map_err(|e| self.answer(e.to_string()))
     }
 
     async fn call<T: DeserializeOwned>(
@@ -111,9 +134,12 @@ impl Client {
     /// # Errors
     /// Nobody answers.
     pub async fn is_ready(&self) -> Result<bool, ClientError> {
-        let request = self.http.get("http://daemon/healthz");
-        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
-        Ok(request.send().await.map_err(unreachable)?.status() == StatusCode::OK)
+        match self.send(Method::GET, "/healthz", NOTHING).await {
+            Ok(response) => Ok(response.status() == StatusCode::OK),
+            // Not JSON: devices are being taken over.
+            Err(ClientError::Answer { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes a device, or gives the one that is there.
@@ -203,14 +229,15 @@ impl Client {
         mut each: impl FnMut(Event) -> bool,
     ) -> Result<(), ClientError> {
         let path = format!("/v1/events?after={after}&follow={follow}");
-        let mut response = self.send(Method::GET, &path, NOTHING).await?;
-        let answer = |why: String| ClientError::Answer { socket: self.socket.clone(), why };
+        let mut body = self.send(Method::GET, &path, NOTHING).await?.into_body();
         let mut waiting = Vec::new();
-        while let Some(part) = response.chunk().await.map_err(|error| answer(error.to_string()))? {
+        while let Some(frame) = body.frame().await {
+            let Ok(part) = frame.map_err(|error| self.answer(error.to_string()))?.into_data() else { continue };
             waiting.extend_from_slice(&part);
             while let Some(end) = waiting.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = waiting.drain(..=end).collect();
-                let event = serde_json::from_slice(&line).map_err(|error| answer(error.to_string()))?;
+                let event =
+                    serde_json::from_slice(&line).map_err(|error: serde_json::Error| self.answer(error.to_string()))?;
                 if !each(event) {
                     return Ok(());
                 }

@@ -141,7 +141,7 @@ pub(super) struct UpgradeArgs {
 impl Daemon {
     fn call<T>(&self, call: impl AsyncFnOnce(&Client) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { call(&Client::new(&self.socket)?).await })
+        runtime.block_on(async { call(&Client::new(&self.socket)).await })
     }
 }
 
