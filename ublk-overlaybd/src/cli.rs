@@ -197,15 +197,10 @@ pub(crate) fn run() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has seen enough.
-        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) if e.is::<output::Enough>() => ExitCode::SUCCESS,
         Err(e) if e.is::<Differ>() => ExitCode::from(exit::FAILED),
         Err(e) => report(&e),
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn report(error: &anyhow::Error) -> ExitCode {

@@ -5,11 +5,21 @@ use std::io::{self, BufWriter, Write};
 /// Standard output as a command sees it.
 pub(super) type Out = BufWriter<io::StdoutLock<'static>>;
 
+/// Whoever reads standard output has seen enough.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads standard output any more")]
+pub(super) struct Enough;
+
 /// Calls `f` with buffered standard output, and flushes it.
+///
+/// # Errors
+/// [`Enough`], or what `f` or the system says.
 pub(super) fn print(f: impl FnOnce(&mut Out) -> io::Result<()>) -> anyhow::Result<()> {
     let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-    f(&mut out)?;
-    Ok(out.flush()?)
+    match f(&mut out).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Enough.into()),
+        done => Ok(done?),
+    }
 }
 
 /// Writes `value` as one line of JSON.

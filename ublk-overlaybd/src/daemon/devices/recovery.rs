@@ -47,7 +47,9 @@ impl Devices {
     /// Takes the names of `records`, and removes devices of this table that have no record. Before the first operation.
     pub fn survey(&self, records: Vec<Record>, damaged: &[TableError]) -> Found {
         for error in damaged {
-            self.lost(None, format!("a record is lost, and its device is removed: {}", sentence(error)));
+            // Its device is counted below, if there is one.
+            let why = format!("a record is lost, and its device is removed: {}", sentence(error));
+            self.events.tell(Happened::Lost, None, Some(why));
         }
         let marks = self.marks();
         let slots: Vec<_> = records.into_iter().map(|record| self.enter(record)).collect();

@@ -2,7 +2,7 @@
 
 use super::{Daemon, Mounted, bytes, ext4, is_clean, ok, until};
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -161,21 +161,27 @@ fn vm_daemon_holds_no_mount_of_its_devices() {
 fn vm_daemon_a_full_layer_is_a_full_disk() {
     let daemon = Daemon::start();
     let node = daemon.chain("a", "64MiB", &["--quota", "4MiB", "--reserve", "0"]);
-    let file = File::options().read(true).write(true).open(&node).unwrap();
-    let block = bytes(1, 1 << 20);
-    file.write_all_at(&block, 0).unwrap();
+    // Not by the page cache, which knows no other error than EIO.
+    let direct = || {
+        let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
+        File::options().read(true).write(true).custom_flags(direct).open(&node).unwrap()
+    };
+    let memory = bytes(1, (1 << 20) + 4096);
+    let block = &memory[memory.as_ptr().align_offset(4096)..][..1 << 20];
+    let file = direct();
+    file.write_all_at(block, 0).unwrap();
     file.sync_all().unwrap();
     let full =
-        (1..8u64).map(|n| file.write_all_at(&block, n << 20).and_then(|()| file.sync_all())).find_map(Result::err);
+        (1..8u64).map(|n| file.write_all_at(block, n << 20).and_then(|()| file.sync_all())).find_map(Result::err);
     assert_eq!(full.unwrap().raw_os_error(), Some(28));
-    ok("blockdev", &["--flushbufs", node.to_str().unwrap()]);
     let mut back = vec![0; block.len()];
     File::open(&node).unwrap().read_exact_at(&mut back, 0).unwrap();
     assert!(back == block, "what was written before is there");
+    drop(file);
     // What is discarded is space again.
     ok("blkdiscard", &["-f", node.to_str().unwrap()]);
-    let file = File::options().read(true).write(true).open(&node).unwrap();
-    file.write_all_at(&block, 32 << 20).unwrap();
+    let file = direct();
+    file.write_all_at(block, 32 << 20).unwrap();
     file.sync_all().unwrap();
     daemon.call(&["stat", "a"]).ok();
 }
