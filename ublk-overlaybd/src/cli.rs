@@ -24,7 +24,6 @@ mod serve;
 mod wrapping;
 
 use clap::{Parser, Subcommand};
-use std::io;
 use std::process::ExitCode;
 use ublk_overlaybd::backend::ReadError;
 use ublk_overlaybd::image::ImageError;

@@ -3,7 +3,7 @@
 //!
 //! # What is promised
 //!
-//! After kill -9 or a power cut at any instant the layer opens, and each sector reads as it did at the last
+//! After kill -9 everything is there that was answered. After a power cut at any instant the layer opens, and each sector reads as it did at the last
 //! [`flush`](Upper::flush) that returned, or as some write after that left it. A sector is never a mixture. A write of
 //! several sectors that was not flushed may be there in part, as on any disk: where it was larger than an index entry can
 //! name; and what was published later than something that is lost is lost too, since the index is replayed up to the first
@@ -15,6 +15,8 @@
 //!    place, so old contents stay whole until the new are durable.
 //! 2. Then it is put into the map, and its index entry into a list in memory. From here on it is read. Writes that overlap
 //!    must not run at once: the engine sees to that, so that the order of the list is that of the contents.
+//!    Before the write is answered, the entry also goes into a file that is never synced, the `journal`, so that it is not
+//!    lost with the process alone.
 //! 3. A flush takes the list, syncs the data file, *then* writes the entries to the index and the records to the sidecar,
 //!    then syncs both. An entry on disk therefore always has its data: that is why the first sync comes before.
 //!    Neither of the two files needs the other to be first: a slot that only one of them has is whole, and is put back
@@ -37,6 +39,7 @@
 //! file.
 
 mod commit;
+mod journal;
 mod log;
 mod map;
 mod open;
@@ -47,7 +50,7 @@ mod sidecar;
 
 pub use log::Limits;
 pub(crate) use map::Whole;
-pub use open::{Files, sidecar_path};
+pub use open::{Files, journal_path, sidecar_path};
 pub(crate) use readers::{Held, Reading};
 pub use recovery::{Dropped, Recovered};
 pub use renew::{Renewal, Renewed};
@@ -56,6 +59,7 @@ use crate::format::lsmt::{Entry, EntryError, FIRST_SECTOR, Header, MAX_LENGTH, S
 use crate::index::{Extent, Index, IndexError, Kind, Piece};
 use commit::Commit;
 use fs3_client::Medium;
+use journal::Journal;
 use log::Log;
 use map::Map;
 use readers::Readers;
@@ -156,6 +160,8 @@ pub struct Upper {
     state: RwLock<State>,
     log: Mutex<Log>,
     commit: Commit,
+    /// For what is not flushed, where a process may die alone.
+    journal: Option<Journal>,
     readers: Arc<Readers>,
     reclaiming: Mutex<()>,
     failed: OnceLock<String>,
@@ -339,6 +345,10 @@ impl Upper {
             }
             (*published, pending.len() > MAX_PENDING || dying.len() > MAX_PENDING * 4)
         };
+        if let Some(journal) = &self.journal {
+            let kept = journal.keep(published - records.len() as u64, records);
+            kept.map_err(journal::error(&self.name))?;
+        }
         if crowded {
             self.flush_to(published)?;
             self.reclaim()?;

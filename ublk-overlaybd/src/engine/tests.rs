@@ -13,6 +13,7 @@ fn upper(disk: &Disk, name: &str) -> Upper {
         data: file("data"),
         index: file("index"),
         sidecar: file("sidecar"),
+        journal: None,
         salvage: None,
         renewal: None,
         is_being_sealed: false,

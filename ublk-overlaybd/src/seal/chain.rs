@@ -4,7 +4,7 @@ use super::{SealError, Step, UpperData};
 use crate::engine::Device;
 use crate::index::Index;
 use crate::layer::Layer;
-use crate::upper::{Files, Limits, Upper, UpperError, sidecar_path};
+use crate::upper::{Files, Limits, Upper, UpperError, journal_path, sidecar_path};
 use crate::write::publish::NewFile;
 use crate::write::seal::ending;
 use serde::{Deserialize, Serialize};
@@ -153,7 +153,8 @@ impl Chain {
         self.state.sealing = None;
         self.save(true)?;
         watch(Step::Listed);
-        for path in [self.place(&pair.index), sidecar_path(&self.place(&pair.data))] {
+        let data = self.place(&pair.data);
+        for path in [self.place(&pair.index), sidecar_path(&data), journal_path(&data)] {
             match std::fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
                     return Err(SealError::Io { path, doing: "remove it", source });
@@ -172,7 +173,7 @@ impl Chain {
     fn new_upper(&self, pair: &Pair, virtual_size: u64) -> Result<Upper, SealError> {
         let (data, index) = (self.place(&pair.data), self.place(&pair.index));
         // What an interrupted seal made: its number was not taken, so nothing names it.
-        for path in [&index, &sidecar_path(&data), &data] {
+        for path in [&index, &sidecar_path(&data), &journal_path(&data), &data] {
             match std::fs::remove_file(path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
                     return Err(SealError::Io { path: path.clone(), doing: "remove it", source });

@@ -94,7 +94,7 @@ fn a_crash_at_any_step_leaves_the_same_disk_and_the_seal_is_finished() {
     drop((chain, device));
     // As anybody reads them: plain sealed layers, and a pair.
     let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names.len(), 1 + 3 + 3, "{names:?}");
+    assert_eq!(names.len(), 1 + 3 + 4, "{names:?}");
     let mut layers: Vec<_> = (0..3)
         .map(|n| Arc::new(crate::layer::Layer::open_file(&dir.path().join(format!("upper-{n}.data"))).unwrap()))
         .collect();

@@ -133,6 +133,12 @@ impl Upper {
             commit.running = true;
             drop(commit);
             let result = self.write_batch();
+            if let (Ok(durable), Some(journal)) = (&result, &self.journal)
+                && let Err(error) = journal.flushed(*durable)
+            {
+                // What is in the index comes again then, which makes no difference.
+                tracing::warn!(%error, file = self.name, "the journal is not told of a flush");
+            }
             commit = self.commit.lock();
             commit.running = false;
             self.commit.changed.notify_all();

@@ -1,9 +1,10 @@
 //! Opening a writable layer after anything may have happened to it.
 
 use super::commit::{Commit, Logs};
+use super::journal::{self, Journal};
 use super::log::{BLOCK, Limits, Log};
 use super::map::Map;
-use super::recovery::{Dropped, replay};
+use super::recovery::{Dropped, is_good, replay};
 use super::renew::{ByName, Renewal};
 use super::sidecar::{self, Record};
 use super::{State, Upper, UpperError};
@@ -35,6 +36,8 @@ pub struct Files {
     pub index: Arc<dyn Medium>,
     /// Our own file with checksums; empty where there is none yet.
     pub sidecar: Arc<dyn Medium>,
+    /// Where goes what is not flushed, so that it outlives this process; none where nobody counts on that.
+    pub journal: Option<Arc<dyn Medium>>,
     /// Where the bytes of an index go that are cut off it; none for nowhere.
     pub salvage: Option<PathBuf>,
     /// What renames a new index; none where a long one is left as it is.
@@ -47,6 +50,12 @@ pub struct Files {
 #[must_use]
 pub fn sidecar_path(data: &Path) -> PathBuf {
     with_suffix(data, ".dsec-log")
+}
+
+/// Where the journal of a data file is: what was answered and is not flushed.
+#[must_use]
+pub fn journal_path(data: &Path) -> PathBuf {
+    with_suffix(data, ".dsec-live")
 }
 
 pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -72,6 +81,7 @@ impl Files {
             data: open(data, false)?,
             index: open(index, false)?,
             sidecar: open(&sidecar, true)?,
+            journal: Some(open(&journal_path(data), true)?),
             salvage: Some(with_suffix(index, ".dropped")),
             renewal: Some(Arc::new(ByName { index: index.to_owned(), sidecar: sidecar.clone() })),
             is_being_sealed: false,
@@ -187,17 +197,29 @@ impl Upper {
         let end = size.div_ceil(SECTOR).max(FIRST_SECTOR).next_multiple_of(BLOCK);
         let mut log = Log::new(end, limits);
         let mut state = State { map, published: records.len() as u64, ..State::default() };
+        let durable = state.published;
+        let kept = match (&files.journal, journal::boot()) {
+            // The name is what says whose journal it is.
+            (Some(journal), Some(boot)) if !header.uuid.is_nil() => Some((Arc::clone(journal), boot)),
+            _ => None,
+        };
+        if let Some((journal, boot)) = &kept {
+            let bytes = read_from(&**journal, 0).map_err(UpperError::io(&name, "read its journal"))?;
+            let found = journal::records(&bytes, boot, header.uuid).into_iter();
+            recovered.unflushed = take_up(&mut state, found.filter(|record| is_good(&record.entry, size / SECTOR)));
+        }
         // What nobody maps is garbage; but not what somebody may want to dig for, since entries of it were cut off.
         let (unmapped, is_shared) = unmapped(&state.map, end);
         if is_shared {
             log.cannot_free();
         }
         if ours || recovered.dropped.is_none() {
-            state.dying = unmapped.into_iter().map(|range| (0, range)).collect();
+            // Once all that maps nothing of it any more is durable.
+            state.dying = unmapped.into_iter().map(|range| (state.published, range)).collect();
         }
         let Files { data, index, sidecar, renewal, .. } = files;
-        let commit = Commit::new(Logs { index, sidecar, shift: 0 }, state.published);
-        Ok(Self {
+        let commit = Commit::new(Logs { index, sidecar, shift: 0 }, durable);
+        let mut upper = Self {
             name,
             data,
             renewal,
@@ -209,8 +231,30 @@ impl Upper {
             readers: Arc::default(),
             reclaiming: Mutex::new(()),
             failed: OnceLock::new(),
-        })
+            journal: None,
+        };
+        // Durable before the journal is begun anew, or it would be lost with the next process.
+        upper.flush()?;
+        if let Some((file, boot)) = kept {
+            let (uuid, first) = (upper.header().uuid, upper.commit.durable());
+            upper.journal = Some(Journal::begin(file, &boot, uuid, first).map_err(journal::error(&upper.name))?);
+        }
+        Ok(upper)
     }
+}
+
+/// Publishes again what was answered and may not be in the index; how many records that were. What they replace is left
+/// alone here: a record that comes again replaces what replaced it.
+fn take_up(state: &mut State, records: impl Iterator<Item = Record>) -> u64 {
+    let before = state.published;
+    for record in records {
+        state.pending.push(record);
+        state.published += 1;
+        if let Some(extent) = parsed(&record) {
+            state.map.insert(extent, drop);
+        }
+    }
+    state.published - before
 }
 
 fn check_headers(files: &Files) -> Result<Header, UpperError> {

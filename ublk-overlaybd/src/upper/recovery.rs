@@ -13,6 +13,8 @@ pub struct Recovered {
     pub restored: u64,
     /// Slots that only the index had: a peer wrote them, or the power went between the two files.
     pub adopted: u64,
+    /// Entries that were answered and not flushed by a process that died.
+    pub unflushed: u64,
     /// The end of the index that was left out.
     pub dropped: Option<Dropped>,
 }
@@ -44,6 +46,11 @@ fn judge(bytes: &[u8; ENTRY_SIZE], data_end: u64) -> Slot {
         }
         Err(error) => Slot::Impossible(error.to_string()),
     }
+}
+
+/// Whether the bytes can stand in a slot, over data that ends at sector `data_end`.
+pub(super) fn is_good(bytes: &[u8; ENTRY_SIZE], data_end: u64) -> bool {
+    matches!(judge(bytes, data_end), Slot::Good)
 }
 
 /// The records in force, from the index's bytes after its header and the sidecar's after its own (none where it is

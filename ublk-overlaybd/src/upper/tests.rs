@@ -13,6 +13,7 @@ fn files(disk: &Disk) -> Files {
         data: Arc::new(disk.open("data")),
         index: Arc::new(disk.open("index")),
         sidecar: Arc::new(disk.open("sidecar")),
+        journal: None,
         salvage: None,
         renewal: Some(Arc::new(OnDisk(disk.clone(), AtomicU64::new(0)))),
         is_being_sealed: false,
@@ -560,4 +561,62 @@ fn real_files_are_locked_and_a_long_index_is_written_anew() {
     crate::backend::Source::read_exact_at(&image, &mut all, 0).unwrap();
     assert_eq!(all[..512], sector(80_000, 0));
     assert_eq!(all[512..1024], sector(before[1], 1));
+}
+
+/// A process that dies loses nothing that was answered: writes, zeros and flushes at random, and again and again the layer
+/// is let go as a kill would, and opened again.
+#[test]
+fn a_process_that_dies_loses_nothing() {
+    for seed in 0..30u64 {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, index) = (dir.path().join("data"), dir.path().join("index"));
+        let mut model = vec![0u8; SECTORS as usize * 512];
+        let mut upper = Upper::create(&data, &index, SECTORS * SECTOR, Limits::default()).unwrap();
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for step in 0..120u64 {
+            let at = random(SECTORS - 8);
+            let range = at as usize * 512..(at + 1 + random(8)) as usize * 512;
+            match random(12) {
+                0..6 => {
+                    let bytes: Vec<u8> = range.clone().map(|n| (n as u64 ^ step ^ seed) as u8 | 1).collect();
+                    upper.write(at, &bytes).unwrap();
+                    model[range].copy_from_slice(&bytes);
+                }
+                6 => {
+                    upper.zero(at, range.len() as u64 / 512).unwrap();
+                    model[range].fill(0);
+                }
+                7 => upper.flush().unwrap(),
+                8 => drop(upper.reclaim().unwrap()),
+                9 => drop(upper.renew_now().unwrap()),
+                _ => {
+                    // Nothing is flushed when it goes.
+                    drop(upper);
+                    upper = Upper::open_pair(&data, &index, Limits::default()).unwrap();
+                    if random(2) == 0 {
+                        upper.reclaim().unwrap();
+                    }
+                }
+            }
+            if step % 10 == 9 {
+                assert_eq!(read(&upper, 0..SECTORS), model, "seed {seed}, step {step}");
+            }
+        }
+        drop(upper);
+        let upper = Upper::open_pair(&data, &index, Limits::default()).unwrap();
+        assert_eq!(read(&upper, 0..SECTORS), model, "seed {seed}");
+        // In another boot, what was not flushed is as good as gone, and the layer opens.
+        upper.write(0, &[9; 512]).unwrap();
+        drop(upper);
+        let mut bytes = std::fs::read(journal_path(&data)).unwrap();
+        bytes[16] ^= 1;
+        std::fs::write(journal_path(&data), bytes).unwrap();
+        let upper = Upper::open_pair(&data, &index, Limits::default()).unwrap();
+        assert_eq!(upper.recovered().unflushed, 0);
+        assert_eq!(read(&upper, 0..SECTORS), model, "seed {seed}, after a boot");
+    }
 }
