@@ -64,6 +64,8 @@ pub(crate) enum Command {
     },
     /// Merging layers of hundreds of thousands of inodes: ours against the limit and its peers.
     Merge(MergeArgs),
+    /// OverlayBD layers: index lookups, reads of compressed blocks, writing.
+    Overlaybd(crate::overlaybd::OverlaybdArgs),
     /// Build the data set and say where it is.
     Data,
     /// One contender that is this program itself.
@@ -75,7 +77,7 @@ pub(crate) enum Command {
 }
 
 /// The names for [`Command::List`]: (name, what it measures).
-pub(crate) const BENCHES: [(&str, &str); 10] = [
+pub(crate) const BENCHES: [(&str, &str); 11] = [
     (
         "backends",
         "what reads cost by each way to a blob: 3FS' stand-in by rings and by its mount, a disk by threads and io_uring",
@@ -89,6 +91,7 @@ pub(crate) const BENCHES: [(&str, &str); 10] = [
     ("hash", "two SHA-256 streams side by side against one after the other"),
     ("limit", "what a converter cannot avoid: the processor time of each stage"),
     ("merge", "layers of hundreds of thousands of inodes: ours against the limit and its peers"),
+    ("overlaybd", "index lookups, compressed blocks against the decompressor, layers written against the limit"),
 ];
 
 /// Where and how often.
@@ -225,7 +228,7 @@ pub(crate) enum Child {
     },
 }
 
-fn parse_count(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count) if count > 0 => Ok(count),
         _ => Err("not a positive number".to_owned()),

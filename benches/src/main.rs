@@ -19,6 +19,7 @@ mod inflate;
 mod limit;
 mod measure;
 mod merge;
+mod overlaybd;
 mod place;
 mod report;
 mod stages;
@@ -44,6 +45,7 @@ fn main() -> Result<()> {
         Command::Chunks { dir, rounds } => chunks::run(&data::image(&[])?, &dir, rounds)?.print(cli.json)?,
         Command::Dedup { dir, rounds } => dedup::run(&data::related::images()?, &dir, rounds)?.print(cli.json)?,
         Command::Merge(args) => merge::run(&args)?.print(cli.json)?,
+        Command::Overlaybd(args) => overlaybd::run(&args)?.print(cli.json)?,
         Command::Data => {
             for layer in data::image(&[])?.layers {
                 let (name, blob) = (&layer.name, layer.blob.display());

@@ -1,13 +1,31 @@
 //! Where the bytes of layers come from.
 
+#[cfg(feature = "cache")]
+mod cached;
 mod file;
+mod gzip;
+mod joined;
+mod part;
+#[cfg(feature = "cache")]
+mod repositories;
+mod zfile;
 
+#[cfg(feature = "cache")]
+pub use cached::{Cached, CachedBlobs};
 pub use file::FileSource;
+pub use gzip::Gzip;
+pub(crate) use joined::Joined;
+pub use part::Part;
+#[cfg(feature = "cache")]
+pub use repositories::{Repositories, RepositoryError};
+pub use zfile::ZFile;
 
+use fs3_client::Digest;
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Bytes that do not change, read by position from any number of threads.
 pub trait Source: fmt::Debug + Send + Sync {
@@ -33,6 +51,12 @@ pub trait Source: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The bytes of `range` themselves, of a source that has them in memory: nothing need be copied then.
+    fn bytes(&self, range: Range<u64>) -> Option<&[u8]> {
+        let _ = range;
+        None
+    }
+
     /// Forgets local copies of `range`, whose bytes have proved wrong: the next read asks the backend again.
     ///
     /// `false` if there is no other copy to ask, so that reading again is no use.
@@ -40,6 +64,16 @@ pub trait Source: fmt::Debug + Send + Sync {
         let _ = range;
         false
     }
+}
+
+/// Where blobs are that are in no local file.
+pub trait Blobs: fmt::Debug + Send + Sync {
+    /// Blob `digest` of `size` bytes, which a configuration says to be at `repo_blob_url`, or says nothing about where it
+    /// is. It need not be asked for before it is read.
+    ///
+    /// # Errors
+    /// Whoever has it cannot be asked.
+    fn open(&self, digest: &Digest, size: u64, repo_blob_url: Option<&str>) -> Result<Arc<dyn Source>, ReadError>;
 }
 
 /// Why bytes could not be read.

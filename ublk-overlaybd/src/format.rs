@@ -3,4 +3,10 @@
 //! A lower layer is `[tar member] -> [ZFile] -> LSMT`, each level known by its magic and each optional but the last.
 
 pub mod checksum;
+mod crc32c;
+pub mod gzip_index;
 pub mod lsmt;
+mod lz4;
+pub mod tar;
+pub mod trace;
+pub mod zfile;

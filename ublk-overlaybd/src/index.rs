@@ -36,6 +36,7 @@ pub enum Kind {
 impl Kind {
     /// The same, `sectors` further on.
     #[must_use]
+    #[inline]
     pub fn advanced(self, sectors: u64) -> Self {
         match self {
             Self::Zero => Self::Zero,
@@ -58,6 +59,7 @@ pub struct Extent {
 impl Extent {
     /// The sector after it.
     #[must_use]
+    #[inline]
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
@@ -90,6 +92,7 @@ pub struct Piece {
 impl Piece {
     /// The sector after it.
     #[must_use]
+    #[inline]
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
@@ -122,46 +125,52 @@ pub enum IndexError {
     TooMany(usize),
 }
 
-/// Length, kind, layer and place of an extent in twelve bytes; the start is kept apart, for the search.
+/// An extent in sixteen bytes, much as on disk: the first word is in the order of starts.
 #[derive(Debug, Clone, Copy)]
 struct Packed {
-    len: u32,
-    low: u32,
-    high: u32,
+    /// Start, and length in the low 14 bits.
+    range: u64,
+    /// Layer, whether it is zeros, and place.
+    place: u64,
 }
 
+const LENGTH_BITS: u32 = 14;
+/// Longest extent that is kept in one piece; whole blocks of 4 KiB.
+const MAX_PACKED: u64 = (1 << LENGTH_BITS) - 8;
 const ZERO_BIT: u64 = MAX_MOFFSET;
-/// Longest extent that is kept in one piece.
-const MAX_PACKED: u64 = u32::MAX as u64;
 
 impl Packed {
-    fn new(len: u32, kind: Kind) -> Self {
-        let word = match kind {
+    fn new(start: u64, len: u64, kind: Kind) -> Self {
+        let place = match kind {
             Kind::Zero => ZERO_BIT,
             Kind::Data { layer, moffset } => moffset | u64::from(layer) << 56,
         };
-        let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
-        Self { len, low: u32::from_le_bytes([a, b, c, d]), high: u32::from_le_bytes([e, f, g, h]) }
+        Self { range: start << LENGTH_BITS | len, place }
     }
 
-    fn kind(self) -> Kind {
-        let word = u64::from(self.low) | u64::from(self.high) << 32;
-        if word & ZERO_BIT == 0 {
-            Kind::Data { layer: word.to_be_bytes()[0], moffset: word & (MAX_MOFFSET - 1) }
+    #[inline]
+    fn start(self) -> u64 {
+        self.range >> LENGTH_BITS
+    }
+
+    #[inline]
+    fn extent(self) -> Extent {
+        let kind = if self.place & ZERO_BIT == 0 {
+            Kind::Data { layer: self.place.to_be_bytes()[0], moffset: self.place & (MAX_MOFFSET - 1) }
         } else {
             Kind::Zero
-        }
+        };
+        Extent { start: self.start(), len: self.range & ((1 << LENGTH_BITS) - 1), kind }
     }
 }
 
 /// A sorted, immutable index without overlaps.
 ///
-/// Twenty bytes a mapping, and a table over them with about one number a mapping: a lookup takes the slot of its sector
-/// from the table, and searches only the mappings that begin in that slot.
+/// Sixteen bytes a mapping (of 8 MiB at most), and a table over them with one or two numbers a mapping: a lookup takes the
+/// slot of its sector from the table, and searches only the mappings that begin in that slot.
 #[derive(Debug)]
 pub struct Index {
-    starts: Box<[u64]>,
-    rest: Box<[Packed]>,
+    extents: Box<[Packed]>,
     /// How many mappings begin before sector `slot << shift`, for each slot, and one more for all of them.
     slots: Box<[u32]>,
     shift: u32,
@@ -169,7 +178,7 @@ pub struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        Self { starts: Box::default(), rest: Box::default(), slots: Box::new([0]), shift: 0 }
+        Self { extents: Box::default(), slots: Box::new([0]), shift: 0 }
     }
 }
 
@@ -180,15 +189,13 @@ impl Index {
     /// They are not in order, overlap, or lie beyond what the format can name.
     pub fn from_sorted(extents: impl IntoIterator<Item = Extent>) -> Result<Self, IndexError> {
         let extents = extents.into_iter();
-        let capacity = extents.size_hint().0;
-        let (mut starts, mut rest) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        let mut packed = Vec::with_capacity(extents.size_hint().0);
         let mut last: Option<Extent> = None;
         let mut push = |extent: Extent| {
             let mut done = 0;
             while done < extent.len {
                 let len = (extent.len - done).min(MAX_PACKED);
-                starts.push(extent.start + done);
-                rest.push(Packed::new(u32::try_from(len).unwrap_or(u32::MAX), extent.kind.advanced(done)));
+                packed.push(Packed::new(extent.start + done, len, extent.kind.advanced(done)));
                 done += len;
             }
         };
@@ -215,53 +222,50 @@ impl Index {
         if let Some(last) = last {
             push(last);
         }
-        let count = starts.len();
+        let count = packed.len();
         if u32::try_from(count).is_err() {
             return Err(IndexError::TooMany(count));
         }
-        let (slots, shift) = table(&starts);
-        Ok(Self { starts: starts.into(), rest: rest.into(), slots, shift })
+        let (slots, shift) = table(&packed);
+        Ok(Self { extents: packed.into(), slots, shift })
     }
 
     /// How many mappings it holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.starts.len()
+        self.extents.len()
     }
 
     /// Whether it maps nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.starts.is_empty()
+        self.extents.is_empty()
     }
 
     /// The sector after the last one mapped.
     #[must_use]
+    #[inline]
     pub fn end(&self) -> u64 {
-        self.len().checked_sub(1).map_or(0, |last| self.extent(last).end())
+        self.extents.last().map_or(0, |last| last.extent().end())
     }
 
     /// Bytes of memory it takes.
     #[must_use]
     pub fn memory(&self) -> usize {
-        size_of_val(&*self.starts) + size_of_val(&*self.rest) + size_of_val(&*self.slots)
+        size_of_val(&*self.extents) + size_of_val(&*self.slots)
     }
 
     /// Its extents in ascending order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Extent> + '_ {
-        (0..self.len()).map(|i| self.extent(i))
+        self.extents.iter().map(|packed| packed.extent())
     }
 
     /// The pieces of `range`, holes among them.
     #[must_use]
+    #[inline]
     pub fn lookup(&self, range: Range<u64>) -> Lookup<'_> {
         let next = if range.is_empty() { 0 } else { self.first_ending_after(range.start) };
         Lookup { index: self, next, at: range.start, end: range.end }
-    }
-
-    fn extent(&self, i: usize) -> Extent {
-        let packed = self.rest[i];
-        Extent { start: self.starts[i], len: packed.len.into(), kind: packed.kind() }
     }
 
     /// The number of the first extent that ends after `sector`.
@@ -274,34 +278,35 @@ impl Index {
             return if self.end() > sector { last } else { self.len() };
         };
         // Of those that begin in the slot, how many begin at or before the sector. No branch depends on what is found.
-        let starts = &self.starts[from as usize..to as usize];
-        let (mut base, mut size) = (0, starts.len());
+        let inside = &self.extents[from as usize..to as usize];
+        let key = (sector << LENGTH_BITS) | ((1 << LENGTH_BITS) - 1);
+        let (mut base, mut size) = (0, inside.len());
         while size > 1 {
             let half = size / 2;
-            base += if starts[base + half - 1] <= sector { half } else { 0 };
+            base += if inside[base + half - 1].range <= key { half } else { 0 };
             size -= half;
         }
-        let within = base + usize::from(starts.get(base).is_some_and(|&start| start <= sector));
+        let within = base + usize::from(inside.get(base).is_some_and(|packed| packed.range <= key));
         let after = from as usize + within;
-        match after.checked_sub(1) {
-            Some(before) if self.starts[before] + u64::from(self.rest[before].len) > sector => before,
-            _ => after,
-        }
+        // Without a branch here too: whether a sector is mapped cannot be foreseen.
+        let before = after.saturating_sub(1);
+        let reaches = self.extents.get(before).is_some_and(|packed| packed.extent().end() > sector);
+        after - usize::from(reaches && after > 0)
     }
 }
 
-/// Slots for about as many as there are mappings.
-fn table(starts: &[u64]) -> (Box<[u32]>, u32) {
-    let Some(&last) = starts.last() else { return (Box::new([0]), 0) };
+/// Slots for up to twice as many as there are mappings.
+fn table(extents: &[Packed]) -> (Box<[u32]>, u32) {
+    let Some(last) = extents.last().map(|packed| packed.start()) else { return (Box::new([0]), 0) };
     let mut shift = 0;
-    while last >> shift >= starts.len().max(2) as u64 {
+    while last >> shift >= extents.len().max(1) as u64 * 2 {
         shift += 1;
     }
-    // Less than there are starts, or than two.
+    // Less than twice as many as there are extents.
     let slot_of = |sector: u64| usize::try_from(sector >> shift).unwrap_or(usize::MAX);
     let mut slots = vec![0u32; slot_of(last) + 2];
-    for &start in starts {
-        slots[slot_of(start) + 1] += 1;
+    for packed in extents {
+        slots[slot_of(packed.start()) + 1] += 1;
     }
     let mut sum = 0;
     for slot in &mut slots {
@@ -329,14 +334,13 @@ impl Iterator for Lookup<'_> {
             return None;
         }
         let start = self.at;
-        let piece = match self.index.starts.get(self.next) {
-            Some(&from) if from <= start => {
-                let extent = self.index.extent(self.next);
+        let piece = match self.index.extents.get(self.next).map(|packed| packed.extent()) {
+            Some(extent) if extent.start <= start => {
                 let end = extent.end().min(self.end);
                 self.next += 1;
-                Piece { start, len: end - start, kind: Some(extent.kind.advanced(start - from)) }
+                Piece { start, len: end - start, kind: Some(extent.kind.advanced(start - extent.start)) }
             }
-            Some(&from) => Piece { start, len: from.min(self.end) - start, kind: None },
+            Some(extent) => Piece { start, len: extent.start.min(self.end) - start, kind: None },
             None => Piece { start, len: self.end - start, kind: None },
         };
         self.at = piece.end();

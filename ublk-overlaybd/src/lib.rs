@@ -1,5 +1,20 @@
 #![doc = include_str!("../README.md")]
 
 pub mod backend;
+#[cfg(feature = "ublk")]
+pub mod client;
+#[cfg(feature = "ublk")]
+pub mod daemon;
+pub mod engine;
 pub mod format;
+pub mod fuse;
+pub mod fuzzing;
+pub mod image;
 pub mod index;
+pub mod layer;
+pub mod mkfs;
+pub mod seal;
+#[cfg(feature = "ublk")]
+pub mod ublk;
+pub mod upper;
+pub mod write;

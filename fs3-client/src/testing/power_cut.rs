@@ -31,6 +31,8 @@ struct State {
     failing_sync: Option<u64>,
     /// As many of the next reads fail.
     failing_reads: u64,
+    /// What became of names that those who had the files open know them by.
+    renamed: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -121,6 +123,41 @@ impl Disk {
     /// Removes a file, for good at once.
     pub fn remove(&self, name: &str) {
         self.state().files.remove(name);
+    }
+
+    /// Gives the file `from` the name `to`, for good at once, in place of what had it. Those who have it open keep it. The
+    /// name `from` is not to be used again. One operation.
+    ///
+    /// # Errors
+    /// The power is out.
+    ///
+    /// # Panics
+    /// There is no such file.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.operate(|state| {
+            let contents = state.files.remove(from).expect("a file that is renamed is there");
+            state.files.insert(to.to_owned(), contents);
+            state.renamed.insert(from.to_owned(), to.to_owned());
+        })
+    }
+
+    /// Removes a file, for good at once, if the power is not out. One operation.
+    ///
+    /// # Errors
+    /// The power is out.
+    pub fn unlink(&self, name: &str) -> io::Result<()> {
+        self.operate(|state| drop(state.files.remove(name)))
+    }
+
+    /// One operation, unless the power is out by then.
+    fn operate<T>(&self, work: impl FnOnce(&mut State) -> T) -> io::Result<T> {
+        let mut state = self.state();
+        let at = state.operations;
+        if state.cut.is_some_and(|cut| at >= cut) {
+            return Err(io::Error::other("the power is out"));
+        }
+        state.operations += 1;
+        Ok(work(&mut state))
     }
 
     /// Lets all files together have `bytes`, and no more: writes beyond that fail with ENOSPC.
@@ -222,18 +259,13 @@ pub struct DiskFile {
 impl DiskFile {
     /// One operation, unless the power is out by then.
     fn operate<T>(&self, work: impl FnOnce(&mut State, &str) -> io::Result<T>) -> io::Result<T> {
-        let mut state = self.disk.state();
-        let at = state.operations;
-        if state.cut.is_some_and(|cut| at >= cut) {
-            return Err(io::Error::other("the power is out"));
-        }
-        state.operations += 1;
-        work(&mut state, &self.name)
+        self.disk.operate(|state| work(state, &self.name))?
     }
 }
 
 impl State {
     fn file(&mut self, name: &str) -> &mut Contents {
+        let name = self.renamed.get(name).map_or(name, String::as_str);
         self.files.get_mut(name).expect("a file that was opened is there")
     }
 
@@ -352,6 +384,20 @@ mod tests {
         let error = file.read_at(&mut [0; 4], 0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
         assert_eq!(file.read_at(&mut [0; 4], 0).unwrap(), 4);
+    }
+
+    #[test]
+    fn a_renamed_file_is_still_open() {
+        let (disk, file) = written();
+        disk.open("old").write_all_at(b"old", 0).unwrap();
+        disk.rename("file", "old").unwrap();
+        file.write_all_at(&[5; 4], 0).unwrap();
+        file.sync().unwrap();
+        assert_eq!(disk.names(), ["old"]);
+        assert_eq!(disk.after_cut(0).contents("old").unwrap()[..5], [5, 5, 5, 5, 1]);
+        disk.cut_at(disk.operations());
+        assert!(disk.rename("old", "new").is_err() && disk.unlink("old").is_err());
+        assert_eq!(disk.names(), ["old"]);
     }
 
     #[test]

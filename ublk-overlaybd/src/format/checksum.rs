@@ -8,6 +8,10 @@ pub const BLOCK_SEED: u32 = 100_007;
 /// The checksum of `bytes`, from the register `init`: 0, or what an earlier call gave, or [`BLOCK_SEED`].
 #[must_use]
 pub fn raw_crc32c(init: u32, bytes: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(register) = super::crc32c::raw(init, bytes) {
+        return register;
+    }
     !crc32c::crc32c_append(!init, bytes)
 }
 

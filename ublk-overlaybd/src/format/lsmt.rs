@@ -17,6 +17,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const SECTOR: u64 = 512;
 /// Bytes of a header, and of a trailer.
 pub const HEADER_SIZE: usize = 4096;
+/// Where a header has the size of the disk, in bytes: 64 bits, little-endian.
+pub(crate) const VIRTUAL_SIZE_AT: u64 = 48;
 /// The first sector after the header: no mapping points below it.
 pub const FIRST_SECTOR: u64 = HEADER_SIZE as u64 / SECTOR;
 /// Bytes of an index entry.

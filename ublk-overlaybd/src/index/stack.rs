@@ -13,6 +13,7 @@ struct Run {
 }
 
 impl Run {
+    #[inline]
     fn raised(&self, kind: Kind) -> Kind {
         match kind {
             Kind::Zero => Kind::Zero,
@@ -30,11 +31,17 @@ impl Run {
 ///
 /// Immutable: to put a layer on top gives another stack, which shares what is below. That costs the layer's own size,
 /// taken over many: runs of like size are merged, so a stack has few of them, each much larger than the one over it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Stack {
-    /// The newest first.
+    /// The newest first; at least one.
     runs: Vec<Run>,
     layers: u8,
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self { runs: vec![Run { index: Arc::default(), base: 0 }], layers: 0 }
+    }
 }
 
 impl Stack {
@@ -81,7 +88,7 @@ impl Stack {
     /// None that its parts did not have.
     pub fn flattened(&self) -> Result<Self, IndexError> {
         let mut runs = self.runs.iter();
-        let Some(mut newest) = runs.next().cloned() else { return Ok(Self::default()) };
+        let Some(mut newest) = runs.next().cloned() else { return Ok(self.clone()) };
         for run in runs {
             newest = merged(&newest, run)?;
         }
@@ -120,10 +127,10 @@ impl Stack {
 
     /// The pieces of `range`; a hole is a hole of all layers.
     #[must_use]
+    #[inline]
     pub fn lookup(&self, range: Range<u64>) -> Pieces<'_> {
-        let current = self.runs.first().map(|run| run.index.lookup(range.clone()));
-        let bare = if current.is_none() { range } else { 0..0 };
-        Pieces { runs: &self.runs, current, depth: 0, outer: Vec::new(), bare }
+        let current = self.runs[0].index.lookup(range);
+        Pieces { runs: &self.runs, current, depth: 0, outer: Vec::new() }
     }
 
     /// All that is mapped, in ascending order.
@@ -147,13 +154,11 @@ fn merged(upper: &Run, lower: &Run) -> Result<Run, IndexError> {
 #[derive(Debug)]
 pub struct Pieces<'a> {
     runs: &'a [Run],
-    current: Option<Lookup<'a>>,
+    current: Lookup<'a>,
     /// The run that `current` is of.
     depth: usize,
     /// What is left to do in the runs above, while a hole of theirs is looked up.
     outer: Vec<Lookup<'a>>,
-    /// What a stack without layers still has to give.
-    bare: Range<u64>,
 }
 
 impl Iterator for Pieces<'_> {
@@ -162,22 +167,18 @@ impl Iterator for Pieces<'_> {
     #[inline]
     fn next(&mut self) -> Option<Piece> {
         loop {
-            let Some(current) = &mut self.current else {
-                let Range { start, end } = std::mem::take(&mut self.bare);
-                return (start < end).then(|| Piece { start, len: end - start, kind: None });
-            };
-            match current.next() {
+            match self.current.next() {
                 Some(Piece { start, len, kind: Some(kind) }) => {
                     return Some(Piece { start, len, kind: Some(self.runs[self.depth].raised(kind)) });
                 }
                 Some(hole) => {
                     let Some(run) = self.runs.get(self.depth + 1) else { return Some(hole) };
                     let below = run.index.lookup(hole.start..hole.end());
-                    self.outer.push(std::mem::replace(current, below));
+                    self.outer.push(std::mem::replace(&mut self.current, below));
                     self.depth += 1;
                 }
                 None => {
-                    self.current = Some(self.outer.pop()?);
+                    self.current = self.outer.pop()?;
                     self.depth -= 1;
                 }
             }

@@ -45,11 +45,12 @@ fn beyond_two_tebibytes() {
 }
 
 #[test]
-fn extents_longer_than_32_bits_are_kept() {
-    let long = zero(3, 10 << 32);
-    let index = index(&[long]);
+fn extents_longer_than_an_entry_are_kept() {
+    let long = zero(3, 100_000);
+    let index = index(&[long, data(200_000, 50_000, 9)]);
     assert_eq!(index.len(), 11);
-    assert!(index.lookup(0..20 << 32).filter(|p| p.kind.is_some()).map(|p| p.len).sum::<u64>() == 10 << 32);
+    assert_eq!(index.lookup(0..1 << 40).filter(|p| p.kind.is_some()).map(|p| p.len).sum::<u64>(), 150_000);
+    assert_eq!(index.lookup(249_999..1 << 40).next().unwrap().kind, Some(Kind::Data { layer: 0, moffset: 50_008 }));
 }
 
 #[test]

@@ -1,0 +1,4 @@
+//! See `ublk_overlaybd::fuzzing::layer` for the invariants.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ublk_overlaybd::fuzzing::layer(data));
