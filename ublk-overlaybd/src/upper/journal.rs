@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 /// Slots that the ring holds. Far fewer wait for a flush at any time.
 pub(super) const RING: u64 = 1 << 18;
-const HEADER: u64 = 4096;
+const HEADER: u64 = 4096; // Also where `records` begins to read.
 const MAGIC: &[u8; 8] = b"DSECLIVE";
 const VERSION: u32 = 1;
 /// Bytes of a boot id.
@@ -71,7 +71,7 @@ pub(super) fn records(bytes: &[u8], boot: &[u8; BOOT], uuid: Uuid) -> Vec<Record
     if bytes.get(..FIRST) != Some(&header(boot, uuid, salt, 0)[..FIRST]) {
         return Vec::new();
     }
-    let ring = bytes.get(HEADER as usize..).unwrap_or_default();
+    let ring = bytes.get(4096..).unwrap_or_default();
     let mut found: Vec<(u64, Record)> = (0..RING)
         .zip(ring.as_chunks::<RECORD>().0)
         .filter_map(|(place, bytes)| {
