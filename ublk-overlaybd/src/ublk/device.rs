@@ -186,9 +186,10 @@ impl Service {
         let spawned = thread.spawn(move || runner.run(&told, &orders));
         let refused = |source| DeviceError::Refused { id: name.clone(), what: "start", source: Kernel(source) };
         let thread = spawned.map_err(|error| refused(UblkError::IOError(error)))?;
-        let mut id = None;
+        let (mut id, mut what) = (None, "start");
         loop {
             match tell.recv_timeout(self.deadline) {
+                Ok(Told::Asks(asked)) => what = asked,
                 Ok(Told::Made(made)) => id = Some(made),
                 Ok(Told::Live(id)) => {
                     let thread = Some(thread);
@@ -204,7 +205,7 @@ impl Service {
                         remove(id, self.deadline).unwrap_or_else(|error| tracing::error!("{error}"));
                     }
                     let id = id.map_or(name, |id: u32| id.to_string());
-                    return Err(DeviceError::TimedOut { id, what: "start", after: self.deadline });
+                    return Err(DeviceError::TimedOut { id, what, after: self.deadline });
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err(refused(UblkError::QueueIsDown)),
             }
@@ -214,6 +215,8 @@ impl Service {
 
 /// What a device's thread tells.
 enum Told {
+    /// What it asks of the kernel now, as a verb.
+    Asks(&'static str),
     /// There is a device, which does not serve yet.
     Made(u32),
     /// It serves.
@@ -441,6 +444,7 @@ impl Runner {
             if control.dev_info().ublksrv_flags != mark {
                 return Err(("be recovered, since it is another's", UblkError::OtherError(NOT_THERE)));
             }
+            let _ = told.send(Told::Asks("be given up by the process that died"));
             control.start_user_recover().map_err(|error| ("be recovered", error))?;
         }
         let served = self.serve(&control, id, told, orders);
@@ -458,9 +462,11 @@ impl Runner {
         told: &mpsc::Sender<Told>,
         orders: &mpsc::Receiver<Order>,
     ) -> Result<(), (&'static str, UblkError)> {
+        let _ = told.send(Told::Asks("be opened"));
         let device = UblkDev::new("overlaybd".into(), |device| self.parameters(device), control);
         let device = Arc::new(device.map_err(|error| ("be opened", error))?);
         let queues: Vec<_> = (0..device.dev_info.nr_hw_queues).map(|number| self.queue(number, &device)).collect();
+        let _ = told.send(Told::Asks("start"));
         let started = control.start_dev(&device);
         if let Err(error) = started {
             let _ = control.kill_dev();

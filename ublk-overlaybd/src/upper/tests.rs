@@ -566,6 +566,7 @@ fn real_files_are_locked_and_a_long_index_is_written_anew() {
 /// A process that dies loses nothing that was answered: writes, zeros and flushes at random, and again and again the layer
 /// is let go as a kill would, and opened again.
 #[test]
+#[allow(clippy::cast_possible_truncation)] // Of sectors of a small disk, and of bytes that look random.
 fn a_process_that_dies_loses_nothing() {
     for seed in 0..30u64 {
         let dir = tempfile::tempdir().unwrap();
