@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The bytes of all blobs: this, again and again. A prime length, so that no two chunks are alike.
 const PATTERN: usize = (8 << 20) - 15;
 
-/// A store whose blobs are all there, each with the bytes of [`contents`].
+/// A store whose blobs are all there, with the same bytes.
 #[derive(Debug)]
 pub(crate) struct Shaped {
     pattern: Bytes,

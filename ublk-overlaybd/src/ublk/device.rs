@@ -60,7 +60,7 @@ impl Shape {
 /// How to come by a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// A new one, by the kernel's choice of number. The kernel keeps `mark` with it, see [`marks`].
+    /// A new one, by the kernel's choice of number. The kernel keeps `mark` with it, see [`mark`].
     Add {
         /// What whoever takes it over knows it by.
         mark: u64,
@@ -192,6 +192,7 @@ impl Service {
                 Ok(Told::Asks(asked)) => what = asked,
                 Ok(Told::Made(made)) => id = Some(made),
                 Ok(Told::Live(id)) => {
+                    notice_death_soon(id);
                     let thread = Some(thread);
                     return Ok(Device { id, orders: order, thread, deadline: self.deadline, counters, gate });
                 }
@@ -210,6 +211,18 @@ impl Service {
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err(refused(UblkError::QueueIsDown)),
             }
         }
+    }
+}
+
+/// Milliseconds after which the kernel looks at a request that has no answer.
+const LOOK_AFTER: &str = "1000";
+
+/// Makes the kernel look soon at requests that wait. It goes on waiting if the process lives; but before Linux 6.15, when all
+/// requests that a queue can have are with a process that dies, this is how it finds out: by itself after 30 seconds.
+fn notice_death_soon(id: u32) {
+    let path = format!("/sys/block/ublkb{id}/queue/io_timeout");
+    if let Err(error) = std::fs::write(&path, LOOK_AFTER) {
+        tracing::warn!("{path}: {error}; if the daemon dies under full load, the device may wait half a minute");
     }
 }
 

@@ -240,7 +240,7 @@ fn ublk_child() {
     let told = std::env::var("DSEC_TEST_UBLK").expect("started by a test");
     let (dir, number) = told.split_once(':').unwrap();
     let dir = Path::new(dir);
-    let disk: Arc<dyn Disk> = FileDisk::open(&dir.join("disk"), false);
+    let disk: Arc<dyn Disk> = FileDisk::open(&dir.join("disk"), dir.join("bad").exists());
     let start = number.parse().map_or(Start::Add { mark: 7 }, |number| Start::Recover { number, mark: 7 });
     let device = service(Duration::from_secs(30)).start(start, Shape::default(), disk).unwrap();
     fs::write(dir.join("ready.tmp"), device.id().to_string()).unwrap();
@@ -342,6 +342,43 @@ fn vm_ublk_killed_and_recovered_under_load() {
     let id = daemon.kill();
     device::remove(id, Duration::from_secs(60)).unwrap();
     assert!(!device::present().unwrap().contains(&id));
+}
+
+/// It dies with all requests that its queue can have, so that the kernel has none of its commands to cancel.
+#[test]
+fn vm_ublk_killed_with_all_its_requests_in_hand() {
+    require::vm();
+    let dir = scratch();
+    fs::write(dir.path().join("bad"), "").unwrap();
+    let daemon = Daemon::start(dir.path(), None);
+    let path = node(Path::new(&format!("/dev/ublkb{}", daemon.id)));
+    let depth = u64::from(Shape::default().depth);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..depth + 8)
+            .map(|n| {
+                let path = &path;
+                scope.spawn(move || direct(path).read_at(Aligned::new(4096).bytes(4096), HANGS + n * 4096).unwrap())
+            })
+            .collect();
+        let inflight = format!("/sys/block/ublkb{}/inflight", daemon.id);
+        let reads =
+            || fs::read_to_string(&inflight).unwrap().split_whitespace().next().unwrap().parse::<u64>().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while reads() < depth {
+            assert!(Instant::now() < until, "{} are under way", reads());
+            thread::sleep(Duration::from_millis(10));
+        }
+        fs::remove_file(dir.path().join("bad")).unwrap();
+        let id = daemon.kill();
+        let killed = Instant::now();
+        let daemon = Daemon::start(dir.path(), Some(id));
+        // By itself, the kernel would look after 30 seconds.
+        assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), 4096);
+        }
+        device::remove(daemon.kill(), Duration::from_secs(60)).unwrap();
+    });
 }
 
 /// The server dies the moment its node is there (the kernel may be reading it for partitions).
