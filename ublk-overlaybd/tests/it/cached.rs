@@ -240,13 +240,13 @@ fn whatever_a_store_does_a_read_is_right_or_an_error() {
 }
 
 /// A registry with layers, and the configuration that says so.
-struct Remote {
-    registry: Registry,
-    dir: tempfile::TempDir,
+pub(crate) struct Remote {
+    pub(crate) registry: Registry,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl Remote {
-    fn new(paths: &[&str]) -> Self {
+    pub(crate) fn new(paths: &[&str]) -> Self {
         let (registry, dir) = (Registry::start(), fixtures::mounts::scratch());
         let client = registry::Client::new(registry::Options { plain_http: true, ..Default::default() }).unwrap();
         let image: registry::ImageRef = registry.name("team/disk:1").parse().unwrap();
@@ -268,15 +268,15 @@ impl Remote {
         format!("http://{}/v2/team/disk/blobs", self.registry.address())
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
-    fn write(&self, document: &serde_json::Value) {
+    pub(crate) fn write(&self, document: &serde_json::Value) {
         std::fs::write(self.path("config.v1.json"), document.to_string()).unwrap();
     }
 
-    fn read(&self) -> serde_json::Value {
+    pub(crate) fn read(&self) -> serde_json::Value {
         serde_json::from_slice(&std::fs::read(self.path("config.v1.json")).unwrap()).unwrap()
     }
 }

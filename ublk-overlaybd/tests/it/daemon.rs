@@ -10,6 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+#[cfg(feature = "cache")]
+mod backend;
 mod faults;
 mod life;
 mod load;

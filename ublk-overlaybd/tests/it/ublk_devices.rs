@@ -381,6 +381,28 @@ fn vm_ublk_killed_with_all_its_requests_in_hand() {
     });
 }
 
+/// A device that is not made in time is an error with a hint, and is not there afterwards, whenever the kernel gets to it.
+#[test]
+fn vm_ublk_made_too_late_is_removed() {
+    require::vm();
+    let dir = scratch();
+    let before = device::present().unwrap();
+    for nanos in [1, 1_000_000, 5_000_000, 20_000_000] {
+        let service = Service::new(Support::probe().unwrap(), 4, Duration::from_secs(30), Duration::from_nanos(nanos));
+        let disk: Arc<dyn Disk> = FileDisk::open(&dir.path().join("disk"), false);
+        match service.start(Start::Add { mark: 9 }, Shape::default(), disk) {
+            // With the same deadline, it may not end in time either; but it ends.
+            Ok(device) => drop(device.stop()),
+            Err(error) => assert!(error.to_string().contains("see the kernel's log"), "{error}"),
+        }
+        let until = Instant::now() + Duration::from_secs(60);
+        while device::present().unwrap() != before {
+            assert!(Instant::now() < until, "{:?} stay", device::present().unwrap());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 /// The server dies the moment its node is there (the kernel may be reading it for partitions).
 #[test]
 fn vm_ublk_killed_when_the_node_appears() {
