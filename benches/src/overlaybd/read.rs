@@ -26,7 +26,7 @@ pub(super) fn measure(data: &[u8], place: &Place, rounds: usize) -> Result<Vec<M
     let raw = place.path().join("raw");
     fs::write(&raw, data)?;
     let raw = File::open(raw)?;
-    let layer = Arc::new(write::pair(data, place, "reads", 5)?);
+    let layer = Arc::new(write::pair(data, data.len() as u64, place, "reads", 5)?);
     let below = Device::new(&[Arc::clone(&layer)], None)?;
     // Half of the blocks once more, in the order of chance.
     let path = |kind: &str| place.path().join(format!("reads-upper.{kind}"));

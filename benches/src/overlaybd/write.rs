@@ -21,9 +21,8 @@ use ublk_overlaybd::write::plan::Names;
 /// Sectors of a write.
 const WRITE: usize = 64;
 
-/// A writable layer that was written in random order.
-pub(super) fn pair(data: &[u8], place: &Place, name: &str, seed: u64) -> Result<Layer> {
-    let size = data.len() as u64;
+/// A writable layer of a disk of `size` bytes, which begins with `data`, written in random order.
+pub(super) fn pair(data: &[u8], size: u64, place: &Place, name: &str, seed: u64) -> Result<Layer> {
     let mut order: Vec<usize> = (0..data.len() / (WRITE * 512)).collect();
     let mut numbers = Numbers(seed);
     for i in (1..order.len()).rev() {
@@ -46,8 +45,10 @@ pub(super) fn pair(data: &[u8], place: &Place, name: &str, seed: u64) -> Result<
 
 #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
 pub(super) fn measure(data: &[u8], place: &Place, rounds: usize) -> Result<Vec<Metric>> {
-    let layer = pair(data, place, "one", 3)?;
-    let half = pair(&data[..data.len() / 2 / 32768 * 32768], place, "two", 9)?;
+    let size = data.len() as u64;
+    let layer = pair(data, size, place, "one", 3)?;
+    // Of the same disk, so that as much is merged as is committed.
+    let half = pair(&data[..data.len() / 2 / 32768 * 32768], size, place, "two", 9)?;
     let out = place.path().join("out");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut metrics = Vec::new();
