@@ -345,9 +345,12 @@ impl Upper {
             }
             (*published, pending.len() > MAX_PENDING || dying.len() > MAX_PENDING * 4)
         };
-        if let Some(journal) = &self.journal {
-            let kept = journal.keep(published - records.len() as u64, records);
-            kept.map_err(journal::error(&self.name))?;
+        if let Some(journal) = &self.journal
+            && let Err(error) = journal.keep(published - records.len() as u64, records)
+        {
+            // A full file system, mostly: the index has room, so this outlives the process by being durable.
+            tracing::debug!(%error, file = self.name, "the journal cannot be written");
+            self.flush_to(published)?;
         }
         if crowded {
             self.flush_to(published)?;

@@ -621,3 +621,22 @@ fn a_process_that_dies_loses_nothing() {
         assert_eq!(read(&upper, 0..SECTORS), model, "seed {seed}, after a boot");
     }
 }
+
+#[test]
+fn what_the_journal_has_no_room_for_is_flushed() {
+    let (disk, small) = (Disk::new(), Disk::new());
+    small.limit(Some(4096));
+    files(&disk).format(SECTORS * SECTOR, Uuid::from_u128(3)).unwrap();
+    let open = || {
+        let journal: Arc<dyn Medium> = Arc::new(small.open("journal"));
+        Upper::open(Files { journal: Some(journal), ..files(&disk) }, Limits::default()).unwrap()
+    };
+    let upper = open();
+    upper.write(3, &[7; 512]).unwrap();
+    assert_eq!(upper.stat().pending, 0, "it is durable instead");
+    upper.zero(5, 2).unwrap();
+    drop(upper);
+    let upper = open();
+    assert_eq!(upper.recovered().unflushed, 0);
+    assert_eq!(read(&upper, 3..4), [7; 512]);
+}
