@@ -331,6 +331,7 @@ fn json_has_its_shape() {
                 "deduplicated_bytes",
                 "diff_id",
                 "directories",
+                "escaped",
                 "file_bytes",
                 "files",
                 "inline_bytes",
