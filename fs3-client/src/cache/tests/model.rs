@@ -311,7 +311,10 @@ impl Life {
         let damaged = !(clean && self.config.verify == Verify::AfterCrash) && self.damage(&disk);
         self.restart(&disk, index);
         let after: Vec<u64> = self.blobs.iter().map(CachedBlob::cached_bytes).collect();
-        if clean && !damaged && before != after {
+        // More may be there: what a fetch that came too late would have written again is dropped in memory, and the next
+        // start, which is no clean one then, finds it with its CRC. That it is right is seen when it is read.
+        let lost = before.iter().zip(&after).any(|(before, after)| after < before);
+        if clean && !damaged && lost {
             self.fail(&format!("{before:?} bytes were there before the end, and {after:?} after it"));
         }
     }
