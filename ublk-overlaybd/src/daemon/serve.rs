@@ -69,6 +69,9 @@ pub fn serve<E>(
 ) -> Result<Ended, ServeError<E>> {
     // Before anything is touched: two daemons never have one table.
     let support = Support::probe()?;
+    if let Some(doubt) = support.doubt() {
+        tracing::warn!("{doubt}");
+    }
     let (table, records, damaged) = Table::open(&config.state)?;
     super::namespace::own().map_err(ServeError::Namespace)?;
     // Kept for an upgrade, before the file is replaced.

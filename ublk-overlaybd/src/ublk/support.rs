@@ -73,6 +73,18 @@ impl Support {
         self.features & u64::from(flags) == u64::from(flags)
     }
 
+    /// What there is to be said against this kernel, which is used all the same.
+    #[must_use]
+    pub fn doubt(self) -> Option<String> {
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        may_crash_at_a_death(&release).then(|| {
+            format!(
+                "the ublk driver of kernel {release} may crash when a daemon is killed in the middle of requests: Linux 6.15 \
+                 or later does not"
+            )
+        })
+    }
+
     /// Whether a live device can change its size.
     #[must_use]
     pub fn resizes(self) -> bool {
@@ -88,6 +100,13 @@ impl Support {
         }
         flags.into()
     }
+}
+
+/// Whether the driver may use a command after it is freed when its server dies, as all did before 6.15.
+fn may_crash_at_a_death(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let version = (numbers.next().and_then(Result::ok), numbers.next().and_then(Result::ok));
+    version < (Some(6), Some(15))
 }
 
 /// Releases on which adding a device crashes the kernel.
@@ -106,6 +125,12 @@ mod tests {
     fn known_bad_kernels_are_told_by_their_whole_number() {
         assert!(is_known_bad("6.18.4") && is_known_bad("6.18.5-amd64"));
         assert!(!is_known_bad("6.18.44-fc") && !is_known_bad("6.18.50") && !is_known_bad("6.12.4"));
+    }
+
+    #[test]
+    fn kernels_that_may_crash_at_a_death_are_told() {
+        assert!(may_crash_at_a_death("6.12.117+deb12-amd64") && may_crash_at_a_death("6.14.0"));
+        assert!(!may_crash_at_a_death("6.15.0") && !may_crash_at_a_death("7.2.11-amd64"));
     }
 
     #[test]
